@@ -1,0 +1,1 @@
+"""Data of the project: embedded sets and the paper's own sets."""

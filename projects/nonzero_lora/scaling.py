@@ -1,0 +1,111 @@
+"""How the parts of one Adam step of a LoRA layer grow with the width n (paper, section 3, gamma calculus).
+
+With Z_B = (alpha / r) B A Z the output of the adapter for one input Z, step t changes it by d1 + d2 + d3:
+d1 = B_{t-1} (dA) Z, d2 = (dB) A_{t-1} Z, d3 = (dB) (dA) Z, each times alpha / r. With a rate of n^gamma and entries
+of A0, B0 of size n^(-1/2) the theory says d1 = Theta(n^(2 gamma + 1)) from B0 = 0 and
+Theta(n^(max(-1/2, gamma) + gamma + 1)) from a random B0: the small-rate robustness of Init[AB].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from projects.nonzero_lora.adapters import attach
+from projects.nonzero_lora.initialisation import lora_layers
+from shared.errors import UserError
+from shared.training.loader import ResumableLoader
+from shared.training.logging import record
+from shared.training.seeding import generator
+
+EPS = 1e-20  # of Adam: gradients shrink with the width, and 1e-8 would end the scale-free step assumed here
+PARTS = ("d1", "d2", "d3")
+
+Factors = tuple[Tensor, Tensor]  # A (r, n), B (m, r)
+
+
+def step_parts(before: Factors, after: Factors, z: Tensor, scale: float) -> dict[str, Tensor]:
+    """d1, d2, d3 (m) of a step that took the factors from `before` to `after`, for one input z (n)."""
+    (a, b), d_a, d_b = before, after[0] - before[0], after[1] - before[1]
+    return {"d1": scale * b @ (d_a @ z), "d2": scale * d_b @ (a @ z), "d3": scale * d_b @ (d_a @ z)}
+
+
+def fit_slope(widths: list[int], sizes: list[float]) -> float:
+    """Exponent of n in `sizes`: least-squares slope of log size over log n; nan when a size is zero."""
+    if min(sizes) <= 0:
+        return float("nan")
+    return float(np.polyfit(np.log(widths), np.log(sizes), 1)[0])
+
+
+class WidthScaling(LightningModule):
+    """One LoRA layer per width, all trained side by side with Adam at their own rate n^gamma.
+
+    The loss of a layer is linear, <g, Y> with a fixed random g of entries +-1, and there is one input of entries
+    +-1, so that normalised gradients have entries of size one, aligned with the input.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.config, self.widths = config, list(config.width_scaling.widths)
+        if len(set(self.widths)) < 2:
+            raise UserError(f"width_scaling.widths: a slope needs two widths, found {self.widths}.")
+        self.layers = nn.ModuleDict({f"n{n}": nn.Linear(n, n, bias=False) for n in self.widths})
+        attach(self.layers, config.adapter, config.seed)
+        self.z = {n: random_signs(n, "z", config.seed) for n in self.widths}
+        self.g = {n: random_signs(n, "g", config.seed) for n in self.widths}
+
+    def training_step(self, batch: Tensor, index: int) -> None:
+        optimizer = self.optimizers()
+        before = self.factors()
+        loss = sum(self.g[n] @ self.layers[f"n{n}"](self.z[n]) for n in self.widths)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        after = self.factors()
+        scale = self.config.adapter.alpha / self.config.adapter.rank
+        self.sizes = {name: [] for name in PARTS}
+        for n in self.widths:
+            for name, value in step_parts(before[n], after[n], self.z[n], scale).items():
+                self.sizes[name].append(value.square().mean().sqrt().item())
+
+    def on_train_epoch_end(self) -> None:
+        for name, sizes in self.sizes.items():  # of the last step
+            record(self, {f"slope/{name}": fit_slope(self.widths, sizes)})
+            record(self, {f"rms/{name}/{n}": size for n, size in zip(self.widths, sizes, strict=True)})
+
+    def factors(self) -> dict[int, Factors]:
+        """A copy of every layer's A and B, by width."""
+        return {
+            layer.in_features: tuple(getattr(layer, f)["default"].weight.detach().clone() for f in ("lora_A", "lora_B"))
+            for _, layer in lora_layers(self.layers)
+        }
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        exponent = self.config.width_scaling.lr_exponent
+        groups = [
+            {"params": [p for p in self.layers[f"n{n}"].parameters() if p.requires_grad], "lr": n**exponent}
+            for n in self.widths
+        ]
+        return torch.optim.Adam(groups, betas=tuple(self.config.optimizer.betas), eps=EPS)
+
+
+class Steps(LightningDataModule):
+    """A data set of `count` empty batches: the instrument brings its own input."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def train_dataloader(self) -> DataLoader:
+        return ResumableLoader(torch.zeros(self.count, 1), 1)
+
+
+def random_signs(n: int, *stream: Any) -> Tensor:
+    """(n) of +-1."""
+    return torch.randint(0, 2, (n,), generator=generator(n, *stream)).float() * 2 - 1

@@ -1,0 +1,1 @@
+"""The thin toolkits every paper stands on. Nothing here imports `projects`."""

@@ -1,0 +1,1 @@
+"""Carrying a paper away, starting a new one, and keeping the dependency files in step."""

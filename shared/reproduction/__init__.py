@@ -1,0 +1,1 @@
+"""Tables of papers: recipe -> plan -> runs -> store -> comparison -> report."""

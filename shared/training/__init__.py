@@ -1,0 +1,1 @@
+"""From a typed config to a trained, logged, resumable Lightning run."""
