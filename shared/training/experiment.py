@@ -176,5 +176,5 @@ def _quieten() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
-    warnings.filterwarnings("ignore", ".*isn't supported in tensorboard.*")
+    warnings.filterwarnings("ignore", ".*isinstance\\(treespec, LeafSpec\\).*")
     warnings.filterwarnings("ignore", ".*no `val_dataloader`.*|.*no `validation_step`.*")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import netrc
 import os
 import warnings
 from argparse import Namespace
@@ -15,9 +14,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from shared.errors import UserError
-
-WANDB_MODES = ("auto", "online", "offline", "disabled")
+from shared.training.tracking import read_history, wandb_mode
 
 
 class HistoryLogger(Logger):
@@ -68,20 +65,6 @@ class HistoryLogger(Logger):
                 self.log_metrics({name: value}, row_step)
 
 
-def read_history(path: Path) -> list[tuple[int, str, float]]:
-    """Rows (step, name, value) of a `history.csv`; a torn last line, left by a kill, is dropped."""
-    if not path.exists():
-        return []
-    rows = []
-    with path.open(newline="") as file:
-        for row in csv.reader(file):
-            try:
-                rows.append((int(row[0]), row[1], float(row[2])))
-            except (ValueError, IndexError):
-                continue  # the header, or a torn line
-    return rows
-
-
 def last_values(path: Path) -> dict[str, float]:
     """The last value of every name in a `history.csv`."""
     return {name: value for _, name, value in read_history(path)}
@@ -91,18 +74,6 @@ def record(module: Any, metrics: Mapping[str, float]) -> None:
     """Log `metrics` now, at the current step, whatever `log_every_n_steps` says."""
     for logger in module.trainer.loggers:
         logger.log_metrics(dict(metrics), step=module.trainer.global_step)
-
-
-def wandb_mode(requested: str) -> str:
-    """`requested`, with "auto" and the variable `WANDB_MODE` decided: online, offline or disabled."""
-    if requested not in WANDB_MODES:
-        raise UserError(f"wandb.mode takes {', '.join(WANDB_MODES)}; found '{requested}'.")
-    if requested != "auto":
-        return requested
-    from_environment = os.environ.get("WANDB_MODE")
-    if from_environment in WANDB_MODES[1:]:
-        return from_environment
-    return "online" if _has_wandb_key() else "offline"
 
 
 def wandb_logger(
@@ -162,12 +133,3 @@ def wandb_logger(
                 f"Weights & Biases is not reachable ({error}); logging offline instead.", stacklevel=2
             )
     return create(offline=True)
-
-
-def _has_wandb_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    try:
-        return any("wandb" in host for host in netrc.netrc().hosts)
-    except (OSError, netrc.NetrcParseError):
-        return False
