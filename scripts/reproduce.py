@@ -180,8 +180,9 @@ def _show(
             write_record(record, options.json)
         folder = store.root / plan.paper / "reports" / f"{plan.table}-{plan.profile.name}"
         written = report.write_all(record, results, folder)
-        for kind, path in written.items():
-            err.print(f"{kind}: {path}", markup=False, highlight=False, soft_wrap=True)
+        others = ", ".join(path.name for kind, path in written.items() if kind != "html")
+        text = f"report: {written['html']} (beside it: {others})"
+        err.print(text, markup=False, highlight=False, soft_wrap=True)
         if ran:
             config = compose(config_schema(plan.paper), plan.runs[0].config)
             report.log_to_wandb(record, results, config)

@@ -110,6 +110,7 @@ if ! healthy; then
 fi
 
 extras="$({ installed && printf '%s\n' "$wanted"; } | sed '/^core$/d; /^$/d' | sort -u | paste -s -d , -)"
+case ",$extras," in *,all,*) extras=all ;; esac
 rm -f "$stamp" # from here until the end the environment counts as incomplete
 say "installing the pinned packages${extras:+ for: $extras} (several GB the first time: some minutes)"
 

@@ -18,13 +18,15 @@ def build(config: Any) -> Experiment:
 
     if config.task == "sentiment":
         from projects.nonzero_lora.data.sentiment import SentimentData
-        from projects.nonzero_lora.module import Classifier, HeldOutLoss, NonZeroLoRA, pretrained_encoder
+        from projects.nonzero_lora.heldout import HeldOutLoss
+        from projects.nonzero_lora.module import Classifier, NonZeroLoRA, heldout_loss, pretrained_encoder
 
         data = SentimentData(config.sentiment, config.seed)
         classifier = Classifier(pretrained_encoder(), config.sentiment.blocks, config.seed)
-        return Experiment(
-            NonZeroLoRA(config, classifier), data, [HeldOutLoss(data, list(config.sentiment.heldout_steps))]
+        follow = HeldOutLoss(
+            lambda module: heldout_loss(module, data.heldout), config.sentiment.heldout_steps
         )
+        return Experiment(NonZeroLoRA(config, classifier), data, [follow])
     if config.task == "digits":
         from projects.nonzero_lora.data.digits import DigitsData
         from projects.nonzero_lora.digits import DigitsLoRA, pretrained
@@ -39,9 +41,7 @@ def build(config: Any) -> Experiment:
         from projects.nonzero_lora import language_model
 
         return language_model.build(config)
-    raise UserError(
-        f"task takes {', '.join(TASKS)}; found '{config.task}'.{suggest(config.task, TASKS)}"
-    )
+    raise UserError(f"task takes {', '.join(TASKS)}; found '{config.task}'.{suggest(config.task, TASKS)}")
 
 
 def requirements(config: Any) -> list[Requirement]:

@@ -1,7 +1,7 @@
-"""Attaching an adapter to any model by name pattern: LoRA with the paper's starts, and the baselines of its tables.
+"""Attaching an adapter to any model by name pattern: the paper's starts and the baselines.
 
-The layers, their forward pass and merging are peft's; so are rsLoRA, DoRA and PiSSA. MiLoRA's start is written out
-below. LoRA+ differs from LoRA in the optimiser alone (`optimisation.py`).
+The layers, their forward pass and merging are peft's; so are rsLoRA, DoRA and PiSSA. MiLoRA's start is
+written out below. LoRA+ differs from LoRA in the optimiser alone (`optimisation.py`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def attach(model: nn.Module, config: Any, seed: int) -> nn.Module:
 
 
 def merge(model: nn.Module, adapter: str = "default") -> None:
-    """W <- W_eff + (alpha / r) B A in every adapted layer: inference costs what it cost without an adapter."""
+    """W <- W_eff + (alpha / r) B A in every adapted layer: inference then costs nothing extra."""
     for _, layer in lora_layers(model, adapter):
         layer.merge(adapter_names=[adapter])
 
@@ -81,7 +81,7 @@ def unmerge(model: nn.Module, adapter: str = "default") -> None:
 
 @torch.no_grad()
 def start_from_minor_components(model: nn.Module, adapter: str = "default") -> None:
-    """MiLoRA: the factors are the r smallest singular directions of W, which are taken out of the frozen weight.
+    """MiLoRA: the factors are the r smallest singular directions of W, taken out of the frozen weight.
 
     W = U S V^T; B0 = U_r S_r^(1/2) / sqrt(s), A0 = S_r^(1/2) V_r^T / sqrt(s) with s = alpha / r, so that
     W_eff + s B0 A0 = W (Wang et al. 2024, arXiv 2406.09044).
@@ -112,7 +112,8 @@ def _peft_config(model: nn.Module, config: Any) -> LoraConfig:
         sides = tuple(model.get_submodule(name).weight.shape)
         if config.rank > min(sides):
             raise UserError(
-                f"adapter.rank={config.rank} is above the smaller side of '{name}' {sides}: use {min(sides)} or less."
+                f"adapter.rank={config.rank} is above the smaller side of '{name}' {sides}: "
+                f"use {min(sides)} or less."
             )
     return LoraConfig(
         r=config.rank,

@@ -16,8 +16,9 @@ SCHEDULES = ("constant", "linear", "cosine")
 class AdapterConfig:
     """What is attached to the frozen model, and how it starts.
 
-    `c_a`, `c_b`, `reset` are the paper's: Init[A] = (1, 0), Init[B] = (0, 1), Init[AB] = (1, 1). They belong to the
-    methods lora and rslora; DoRA, PiSSA and MiLoRA bring their own start, "full" trains every weight of the model.
+    `c_a`, `c_b`, `reset` are the paper's: Init[A] = (1, 0), Init[B] = (0, 1), Init[AB] = (1, 1). They belong
+    to the methods lora and rslora; DoRA, PiSSA and MiLoRA bring their own start, "full" trains every weight
+    of the model.
     """
 
     method: str = "lora"  # one of METHODS
@@ -46,9 +47,9 @@ class OptimizerConfig:
 
 @dataclass
 class SentimentConfig:
-    """Movie-review sentences, positive or negative, read by MiniLM's frozen lower and adapted upper blocks."""
+    """Movie-review sentences, positive or negative, read by a MiniLM whose upper blocks are adapted."""
 
-    blocks: int = 2  # adapted blocks, counted from the top; the output of those below is computed once and cached
+    blocks: int = 2  # adapted blocks, counted from the top; the output below them is computed once
     min_score: float = 1.0  # sentences whose mean human score (-4 .. 4) is this near zero are left out
     max_tokens: int = 24  # only whole sentences of at most so many word pieces are used
     test_sentences: int = 1000  # the others train

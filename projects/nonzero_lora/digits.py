@@ -1,4 +1,4 @@
-"""The digits setting: an MLP pretrained on the digits 0-4, adapted to all ten through LoRA on its hidden layers."""
+"""An MLP pretrained on the digits 0-4, adapted to all ten through LoRA on its hidden layers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MLP(nn.Module):
 
 
 def pretrained(config: Any, data: DigitsData, seed: int) -> MLP:
-    """An MLP after `pretrain_steps` Adam steps on the training images of classes 0-4; a function of the seed."""
+    """An MLP after `pretrain_steps` Adam steps on the training images of classes 0-4."""
     stream = generator("digits", "pretrain", seed)
     model = MLP(config.width, stream)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.pretrain_lr)

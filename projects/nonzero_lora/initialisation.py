@@ -1,10 +1,10 @@
 """Init[A], Init[B], Init[AB] and the reset of a LoRA adapter: the paper's contribution.
 
-Notation (paper, section 2): a frozen weight W (m, n) with n = in_features, A (r, n), B (m, r), and
+Notation: a frozen weight W (m, n) with n = in_features, A (r, n), B (m, r), and
 Y = X (W_eff + (alpha / r) B A)^T with W_eff = W - reset * (alpha / r) B0 A0.
 
-The layers themselves are peft's. Nothing here depends on a model family: every adapted `nn.Linear` or Hugging Face
-`Conv1D` is treated alike.
+The layers themselves are peft's. Nothing here depends on a model family: every adapted `nn.Linear` or Hugging
+Face `Conv1D` is treated alike.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ PEFT_PREFIX = "base_model.model."  # what `get_peft_model` puts before every nam
 class InitScheme:
     """Entries of A0 are uniform in +-c_a / sqrt(n), those of B0 in +-c_b / sqrt(n).
 
-    Both widths use n = in_features: B's own fan-in is r, and 1 / sqrt(r) would make B0 A0 sqrt(n / r) too large.
-    c = 1 is the width of peft's default A (variance 1 / (3 n)).
+    Both widths use n = in_features: B's own fan-in is r, and 1 / sqrt(r) would make B0 A0 sqrt(n / r) too
+    large. c = 1 is the width of peft's default A (variance 1 / (3 n)).
     """
 
     c_a: float
@@ -44,7 +44,9 @@ class InitScheme:
                 f"c_a and c_b must be finite and not negative; found c_a={self.c_a}, c_b={self.c_b}."
             )
         if self.c_a == self.c_b == 0:
-            raise UserError("c_a and c_b are both 0: no gradient would reach A or B. Make one of them positive.")
+            raise UserError(
+                "c_a and c_b are both 0: no gradient would reach A or B. Make one of them positive."
+            )
 
 
 INIT_A = InitScheme(1, 0)
@@ -117,7 +119,9 @@ def lora_layers(model: nn.Module, adapter: str = "default") -> Iterator[tuple[st
             continue
         if not isinstance(layer.get_base_layer(), (nn.Linear, Conv1D)):
             kind = type(layer.get_base_layer()).__name__
-            raise UserError(f"'{name}' is a {kind}; the initialisation is defined for Linear and Conv1D layers.")
+            raise UserError(
+                f"'{name}' is a {kind}; the initialisation is defined for Linear and Conv1D layers."
+            )
         found = True
         yield name.removeprefix(PEFT_PREFIX), layer
     if not found:
@@ -140,7 +144,7 @@ def match_layers(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         if not hits:
             raise UserError(
                 f"adapter.targets: '{pattern}' matches no linear layer of {type(model).__name__}."
-                f" Nearest names: {', '.join(_nearest(pattern, names)) or 'none, the model has no linear layer'}."
+                f" Nearest names: {', '.join(_nearest(pattern, names)) or 'none, it has no linear layer'}."
             )
         picked.update(hits)
     if not picked:

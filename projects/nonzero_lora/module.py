@@ -1,4 +1,4 @@
-"""LoRA on the upper blocks of a frozen sentence encoder, started the paper's way (its algorithm box, section 3)."""
+"""LoRA on the upper blocks of a frozen sentence encoder, started the paper's way."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import functools
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from projects.nonzero_lora.adapters import attach
 from projects.nonzero_lora.data.features import Batch
-from projects.nonzero_lora.data.sentiment import SentimentData
+from projects.nonzero_lora.data.sentiment import PlannedBatches
 from projects.nonzero_lora.optimisation import configure
 from shared.data.catalogue import fetch
 from shared.errors import UserError
 from shared.text.minilm import load_encoder, mean_pool, run_blocks
-from shared.training.logging import record
 from shared.training.seeding import generator
 
 CLASSES = 2
@@ -27,8 +26,8 @@ CLASSES = 2
 class Classifier(nn.Module):
     """The encoder's upper blocks, mean pooling and a random head that never trains.
 
-    All learning passes through the adapters, as with the frozen read-out of a language model. A fitted head would
-    leave them nothing to do here: frozen features alone reach the same accuracy.
+    All learning passes through the adapters, as with the frozen read-out of a language model. A fitted head
+    would leave them nothing to do here: frozen features alone reach the same accuracy.
     """
 
     def __init__(self, encoder: nn.Module, blocks: int, seed: int) -> None:
@@ -43,7 +42,9 @@ class Classifier(nn.Module):
         width = encoder.config.hidden_size
         self.head = nn.Linear(width, CLASSES)
         stream = generator("head", seed)
-        for parameter in self.head.parameters():  # the default width of a linear layer, from the run's own stream
+        for (
+            parameter
+        ) in self.head.parameters():  # the default width of a linear layer, from the run's own stream
             nn.init.uniform_(parameter, -(width**-0.5), width**-0.5, generator=stream)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -52,7 +53,10 @@ class Classifier(nn.Module):
 
 
 class NonZeroLoRA(LightningModule):
-    """For each target layer: draw A0, then B0; with reset W <- W - (alpha / r) B0 A0. Train A and B with AdamW."""
+    """For each target layer: draw A0, then B0; with reset W <- W - (alpha / r) B0 A0.
+
+    Then train A and B with AdamW, W frozen.
+    """
 
     def __init__(self, config: Any, classifier: Classifier) -> None:
         super().__init__()
@@ -85,43 +89,11 @@ def pretrained_encoder() -> nn.Module:
     return load_encoder(fetch("minilm"))
 
 
-class HeldOutLoss(Callback):
-    """Record the loss on the fixed held-out sentences after the given optimiser steps.
-
-    Logs `heldout/step_K` and, against step 0, `heldout/gain_K` (a decrease is positive), both in nats.
-    """
-
-    def __init__(self, data: SentimentData, steps: list[int]) -> None:
-        self.data, self.steps = data, sorted(steps)
-        self.start: float | None = None
-
-    def on_train_start(self, trainer: Trainer, module: NonZeroLoRA) -> None:
-        if trainer.global_step == 0 and 0 in self.steps:
-            self.start = heldout_loss(module, self.data)
-            record(module, {"heldout/step_0": self.start, "heldout/loss": self.start})
-
-    def on_train_batch_end(
-        self, trainer: Trainer, module: NonZeroLoRA, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if step in self.steps:
-            loss = heldout_loss(module, self.data)
-            record(module, {f"heldout/step_{step}": loss, "heldout/loss": loss})
-            if self.start is not None:
-                record(module, {f"heldout/gain_{step}": self.start - loss})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"start": self.start}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state["start"]
-
-
 @torch.no_grad()
-def heldout_loss(module: NonZeroLoRA, data: SentimentData) -> float:
+def heldout_loss(module: NonZeroLoRA, heldout: PlannedBatches) -> float:
     """Mean loss over the held-out sentences; summed in float64, since first-step gains are 1e-4 of it."""
     total = 0.0
-    for number in range(len(data.heldout)):
-        batch = data.heldout[number].to(module.device)
+    for number in range(len(heldout)):
+        batch = heldout[number].to(module.device)
         total += cross_entropy(module(batch).double(), batch.label, reduction="sum").item()
-    return total / sum(len(indices) for indices in data.heldout.plan)
+    return total / sum(len(indices) for indices in heldout.plan)

@@ -38,9 +38,7 @@ def configure(model: nn.Module, config: Any, total_steps: int) -> dict[str, Any]
         )
     else:
         trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(
-            trained, lr=config.lr, weight_decay=config.weight_decay, **settings
-        )
+        optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, **settings)
     if config.schedule == "constant" and not warmup(config, total_steps):
         return {"optimizer": optimizer}
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(config, step, total_steps))
@@ -53,7 +51,7 @@ def warmup(config: Any, total_steps: int) -> int:
 
 
 def rate(config: Any, step: int, total_steps: int) -> float:
-    """Multiplier of the learning rate at optimiser step `step` (from 0): transformers' schedules of those names."""
+    """Multiplier of the learning rate at optimiser step `step` (from 0), as in transformers' schedules."""
     if config.schedule not in SCHEDULES:
         raise UserError(
             f"optimizer.schedule takes {', '.join(SCHEDULES)}; found '{config.schedule}'."
@@ -63,4 +61,6 @@ def rate(config: Any, step: int, total_steps: int) -> float:
     if step < rising:
         return step / rising
     done = min(1.0, (step - rising) / max(1, total_steps - rising))
-    return {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[config.schedule]
+    return {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[
+        config.schedule
+    ]

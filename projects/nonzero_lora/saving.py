@@ -1,8 +1,8 @@
-"""Adapters on disk. With `reset` the factors alone do not tell the frozen weight, so the start is kept with them.
+"""Adapters on disk. With `reset` the factors do not tell the frozen weight: the start is kept too.
 
-`save_adapter` keeps the factors, how they started (scheme and seed) and a sketch of every frozen weight W_eff;
-`load_adapter` rebuilds W_eff on a fresh base model and compares. `export_plain_adapter` writes an ordinary peft
-adapter instead, for people without this code.
+`save_adapter` keeps the factors, how they started (scheme and seed) and a sketch of every frozen weight
+W_eff; `load_adapter` rebuilds W_eff on a fresh base model and compares. `export_plain_adapter` writes an
+ordinary peft adapter instead, for people without this code.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from shared.training.seeding import generator
 
 FORMAT = "nonzero-lora/1"
 PROBES = 8
-TOLERANCE = 1e-3  # of a sketch; another seed or a forgotten reset moves it by about 1e-1, rounding by 1e-6 (bf16: 1e-5)
+TOLERANCE = 1e-3  # of a sketch; another seed or a forgotten reset moves it by some 1e-2, rounding by 1e-6
 SAVED_METHODS = ("lora", "rslora")
 
 
 def sketch(layer: LoraLayer, name: str) -> Tensor:
-    """Digest of a layer's frozen weight: `PROBES` numbers u_k^T W v_k / ||W||, float64, with fixed random u, v.
+    """Digest of a layer's frozen weight: `PROBES` numbers u_k^T W v_k / ||W||, float64, u and v fixed.
 
     Unlike a hash of the bytes it survives the last-bit differences between two machines' matrix products.
     """
@@ -51,11 +51,12 @@ def save_adapter(model: nn.Module, path: Path, config: Any, seed: int) -> None:
         config, seed: those given to `attach`.
 
     Raises:
-        UserError: the adapter is merged, or of a method whose frozen weight cannot be drawn again from the seed.
+        UserError: the adapter is merged, or of a method whose frozen weight cannot be drawn again from the
+        seed.
     """
     if config.method not in SAVED_METHODS:
         raise UserError(
-            f"only the methods {', '.join(SAVED_METHODS)} can be saved by scheme and seed; found '{config.method}'."
+            f"only {', '.join(SAVED_METHODS)} adapters can be saved by scheme and seed; found '{config.method}'."
         )
     tensors = {}
     for name, layer in lora_layers(model):
@@ -74,7 +75,8 @@ def load_adapter(model: nn.Module, path: Path) -> tuple[AdapterConfig, int]:
     """Attach the adapter saved at `path` to a fresh base model, in place; returns its config and seed.
 
     Raises:
-        UserError: no such file, a damaged or foreign one, or `model` is not the base model it was trained on (a
+        UserError: no such file, a damaged or foreign one, or `model` is not the base model it was trained on
+        (a
             frozen weight, after the reset, is not the one that was saved).
     """
     if not path.is_file():
@@ -84,7 +86,9 @@ def load_adapter(model: nn.Module, path: Path) -> tuple[AdapterConfig, int]:
             about = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
     except SafetensorError as error:
-        raise UserError(f"{path} is not a whole safetensors file ({error}); save the adapter again.") from None
+        raise UserError(
+            f"{path} is not a whole safetensors file ({error}); save the adapter again."
+        ) from None
     if about.get("format") != FORMAT:
         raise UserError(f"{path} is not an adapter of this project: expected format {FORMAT}, found {about}.")
     if any(isinstance(module, LoraLayer) for module in model.modules()):
@@ -109,16 +113,20 @@ def load_adapter(model: nn.Module, path: Path) -> tuple[AdapterConfig, int]:
         apart = (sketch(layer, name) - tensors[f"{name}.sketch"]).abs().max().item()
         if not apart <= TOLERANCE:
             raise UserError(
-                f"{path} was trained on another frozen weight of '{name}' (sketches differ by {apart:.2g}, allowed "
-                f"{TOLERANCE:g}): load it into the pretrained model it was made from, unchanged and in the same dtype."
+                f"{path} was trained on another frozen weight of '{name}' (sketches differ by {apart:.2g}, "
+                f"allowed {TOLERANCE:g}): load it into the pretrained model it was made from, unchanged."
             )
     return config, seed
 
 
-def export_plain_adapter(model: nn.Module, folder: Path, config: Any, seed: int, base_model: str = "") -> None:
-    """Write `adapter_model.safetensors` + `adapter_config.json` that `PeftModel.from_pretrained` loads as they are.
+def export_plain_adapter(
+    model: nn.Module, folder: Path, config: Any, seed: int, base_model: str = ""
+) -> None:
+    """Write `adapter_model.safetensors` + `adapter_config.json`, an ordinary peft adapter.
 
-    With reset the rank doubles: W_eff + s B A = W + s [B, -B0] [A; A0], so the base model stays the pretrained one.
+    `PeftModel.from_pretrained` loads it as it is. With reset the rank doubles:
+    W_eff + s B A = W + s [B, -B0] [A; A0], so the base model stays the
+    pretrained one.
 
     Args:
         config, seed: those given to `attach`.

@@ -1,8 +1,8 @@
-"""How the parts of one Adam step of a LoRA layer grow with the width n (paper, section 3, gamma calculus).
+"""How the parts of one Adam step of a LoRA layer grow with the width n (the paper's gamma calculus).
 
-With Z_B = (alpha / r) B A Z the output of the adapter for one input Z, step t changes it by d1 + d2 + d3:
-d1 = B_{t-1} (dA) Z, d2 = (dB) A_{t-1} Z, d3 = (dB) (dA) Z, each times alpha / r. With a rate of n^gamma and entries
-of A0, B0 of size n^(-1/2) the theory says d1 = Theta(n^(2 gamma + 1)) from B0 = 0 and
+With Z_B = (alpha / r) B A Z the output of the adapter for one input Z, step t changes it by d1 + d2 + d3: d1
+= B_{t-1} (dA) Z, d2 = (dB) A_{t-1} Z, d3 = (dB) (dA) Z, each times alpha / r. With a rate of n^gamma and
+entries of A0, B0 of size n^(-1/2) the theory says d1 = Theta(n^(2 gamma + 1)) from B0 = 0 and
 Theta(n^(max(-1/2, gamma) + gamma + 1)) from a random B0: the small-rate robustness of Init[AB].
 """
 
@@ -45,8 +45,8 @@ def fit_slope(widths: list[int], sizes: list[float]) -> float:
 class WidthScaling(LightningModule):
     """One LoRA layer per width, all trained side by side with Adam at their own rate n^gamma.
 
-    The loss of a layer is linear, <g, Y> with a fixed random g of entries +-1, and there is one input of entries
-    +-1, so that normalised gradients have entries of size one, aligned with the input.
+    The loss of a layer is linear, <g, Y> with a fixed random g of entries +-1, and there is one input of
+    entries +-1, so that normalised gradients have entries of size one, aligned with the input.
     """
 
     def __init__(self, config: Any) -> None:
@@ -82,7 +82,9 @@ class WidthScaling(LightningModule):
     def factors(self) -> dict[int, Factors]:
         """A copy of every layer's A and B, by width."""
         return {
-            layer.in_features: tuple(getattr(layer, f)["default"].weight.detach().clone() for f in ("lora_A", "lora_B"))
+            layer.in_features: tuple(
+                getattr(layer, f)["default"].weight.detach().clone() for f in ("lora_A", "lora_B")
+            )
             for _, layer in lora_layers(self.layers)
         }
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from filelock import Timeout
 
@@ -87,7 +88,8 @@ def _attempt(spec: RunSpec, store: RunStore, log: Path, stop: Callable[[], bool]
                 print(message)
             else:
                 message = _short(error)
-                traceback.print_exc()
+                with suppress(OSError):  # the disk may be what is full
+                    traceback.print_exc()
     seconds = store.end(spec, state, metrics, message, **_machine(spec))
     return Outcome(spec.id, state, seconds, message, str(log))
 
@@ -119,13 +121,15 @@ def relaunch_by_train(paper: str, folder: Path) -> None:
 @contextmanager
 def captured(log: Path) -> Iterator[None]:
     """Append all that this process and its children print to `log`, prints from C code included."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    before = sys.stdout, sys.stderr
+    for stream in before:
+        stream.flush()
+    saved = os.dup(1), os.dup(2)
     try:
         os.dup2(target, 1)
         os.dup2(target, 2)
+        sys.stdout, sys.stderr = _stream(1), _stream(2)
         yield
     finally:
         for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
@@ -134,6 +138,12 @@ def captured(log: Path) -> Iterator[None]:
             os.dup2(saved[descriptor - 1], descriptor)
             os.close(saved[descriptor - 1])
         os.close(target)
+        sys.stdout, sys.stderr = before
+
+
+def _stream(descriptor: int) -> TextIO:
+    """A stream onto `descriptor`, which the `sys.stdout` of a notebook or a test does not write to."""
+    return os.fdopen(descriptor, "w", encoding="utf-8", buffering=1, closefd=False)
 
 
 def _machine(spec: RunSpec) -> dict[str, object]:

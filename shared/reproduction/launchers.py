@@ -1,11 +1,12 @@
 """Who carries out the runs of a plan: worker processes on this machine, or jobs of a SLURM cluster.
 
-Both take the runs that are left to do, hand each to `execute.execute`, and report every outcome as it comes. A
+Both take the runs that are left to do, hand each to `execute.execute` and report every outcome as it comes. A
 run that another `reproduce` works on is put off and looked at again until that one is through.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -18,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,8 @@ _at_work = threading.Event()
 def _work(spec: RunSpec, root: Path, rerun: bool, stop_file: Path) -> Outcome:
     _at_work.set()
     try:
+        with suppress(Exception):  # what is wrong with it the run itself will say, in its log
+            importlib.import_module("shared.training.experiment")  # here, so that no run's time contains it
         return execute(spec, root, rerun=rerun, stop_file=stop_file, stopped=_orphaned.is_set)
     finally:
         _at_work.clear()

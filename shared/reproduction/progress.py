@@ -18,6 +18,8 @@ class RunProgress:
     def __init__(self, console: Console, total: int, minutes: float | None) -> None:
         self.console, self.total, self.estimate = console, total, None if minutes is None else 60 * minutes
         self.ended = 0
+        self.at_once = 1
+        self.seconds: list[float] = []  # of the runs that were carried out now
         self.running: dict[str, str] = {}
         self.started = time.monotonic()
         columns = [SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")]
@@ -36,10 +38,12 @@ class RunProgress:
     def __call__(self, event: str, spec: RunSpec, outcome: Outcome | None) -> None:
         if event == "started":
             self.running[spec.id] = spec.name
+            self.at_once = max(self.at_once, len(self.running))
         elif outcome is not None:
             self.running.pop(spec.id, None)
             if outcome.state != BUSY:
                 self.ended += 1
+                self.seconds += [outcome.seconds] if outcome.seconds else []
                 self._line(spec, outcome)
         if self.bar:
             now = ", ".join(self.running.values()) or "waiting for another reproduce"
@@ -61,11 +65,10 @@ class RunProgress:
         self.say(text)
 
     def _left(self) -> str:
-        passed = time.monotonic() - self.started
-        if self.ended:
-            left = passed / self.ended * (self.total - self.ended)
+        if self.seconds:
+            left = sum(self.seconds) / len(self.seconds) * (self.total - self.ended) / self.at_once
         elif self.estimate is not None:
-            left = max(0.0, self.estimate - passed)
+            left = max(0.0, self.estimate - (time.monotonic() - self.started))
         else:
             return "time left unknown"
         return f"{duration(left)} left"

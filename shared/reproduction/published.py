@@ -1,4 +1,4 @@
-"""The published figures of a paper: `projects/<paper>/tables.yaml`, transcribed, each table with its source."""
+"""The published figures of a paper: `projects/<paper>/tables.yaml`, each table with its source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.errors import UserError, suggest
 
 @dataclass(frozen=True)
 class Published:
-    """One cell of a published table; `value` is None where the paper (or what we could read of it) has none."""
+    """One cell of a published table; `value` is None where there is no figure that could be read."""
 
     value: float | None
     std: float | None
@@ -39,7 +39,9 @@ def _read(path: Path, _changed: int) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise UserError(f"{path.relative_to(paths.ROOT)} is not readable as YAML: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("tables"), list):
-        raise UserError(f"{path.relative_to(paths.ROOT)}: expected a mapping with `paper` and a list `tables`.")
+        raise UserError(
+            f"{path.relative_to(paths.ROOT)}: expected a mapping with `paper` and a list `tables`."
+        )
     return {"paper": content.get("paper") or {}, "tables": content["tables"]}
 
 

@@ -1,4 +1,4 @@
-"""The record of a table: plain data with everything a reader needs to judge, and to repeat, what was measured."""
+"""The record of a table: plain data, all a reader needs to judge and to repeat what was measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 
 from shared import paths
 from shared.errors import UserError
-from shared.reproduction import statistics
 from shared.reproduction.results import Results
 from shared.reproduction.store import write_text
 from shared.reproduction.verdicts import cell_verdict, judge_claim
@@ -23,7 +22,16 @@ from shared.reproduction.verdicts import cell_verdict, judge_claim
 KEYS = ("paper", "table", "profile", "environment", "cells", "claims", "runs")
 PACKAGES = (  # those installed are named in the record
     *("torch", "lightning", "torchvision", "numpy", "scipy", "omegaconf", "wandb", "transformers", "peft"),
-    *("timm", "torchmetrics", "scikit-learn", "datasets", "flwr", "open_clip_torch", "torch_geometric", "gsplat"),
+    *(
+        "timm",
+        "torchmetrics",
+        "scikit-learn",
+        "datasets",
+        "flwr",
+        "open_clip_torch",
+        "torch_geometric",
+        "gsplat",
+    ),
 )
 
 
@@ -72,7 +80,7 @@ def committed_path(paper: str, table: str, profile: str) -> Path:
 
 
 def environment(results: Results, command: str, started: float, finished: float) -> dict[str, Any]:
-    """Versions, machine, code and time. `seconds` is this invocation, `run_seconds` all runs, reused ones too."""
+    """Versions, machine, code, time. `seconds` is this invocation, `run_seconds` all runs, reused too."""
     statuses = [stored.status for stored in results.stored.values()]
     first = results.plan.runs[0]
     return {
@@ -84,7 +92,9 @@ def environment(results: Results, command: str, started: float, finished: float)
         "threads": _latest(statuses, "threads") or first.config.get("runtime", {}).get("threads") or None,
         "device": _latest(statuses, "device") or _device(first.config),
         "commit": _git("rev-parse", "HEAD") or None,
-        "uncommitted": bool(_git("status", "--porcelain", "--untracked-files=no", "--", "shared", "projects")),
+        "uncommitted": bool(
+            _git("status", "--porcelain", "--untracked-files=no", "--", "shared", "projects")
+        ),
         "command": command,
         "source": first.source,
         "started": _time(started),

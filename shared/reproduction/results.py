@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from shared.reproduction import statistics
 from shared.reproduction.plan import Cell, Plan, RunSpec
 from shared.reproduction.published import Published, find_cell
 from shared.reproduction.store import RunStore, Stored
+from shared.training.tracking import read_history
 
 
 class Results:
@@ -47,7 +47,7 @@ class Results:
     def per_seed(self, row: str, column: str, metric: str | None = None) -> dict[int, float]:
         """Seed -> value of `metric` (None: the cell's own), for the runs that have ended.
 
-        The recipe's `scale` multiplies the metrics that the table's cells show; any other is as it was logged.
+        The recipe's `scale` multiplies the metrics that the table's cells show; any other is as logged.
         Values that are not finite (a diverged run) are kept.
         """
         cell = self.cell(row, column)
@@ -86,7 +86,9 @@ class Results:
         """What the store knows of the run of `seed` in a cell."""
         runs = self.cell(row, column).runs
         if seed not in runs:
-            raise UserError(f"{self.paper}/{self.table} has no seed {seed}; it has {', '.join(map(str, runs))}.")
+            raise UserError(
+                f"{self.paper}/{self.table} has no seed {seed}; it has {', '.join(map(str, runs))}."
+            )
         return self.stored[runs[seed]]
 
     def run_dir(self, row: str, column: str, seed: int) -> Path:
@@ -103,18 +105,10 @@ class Results:
         return self.specs[runs[next(iter(runs)) if seed is None else seed]].config
 
     def history(self, row: str, column: str, seed: int) -> dict[str, list[tuple[int, float]]]:
-        """Everything a run logged: metric -> [(optimiser step, value), ...]; empty for a run that is missing."""
+        """Everything a run logged: metric -> [(optimiser step, value), ...]; empty where no run is."""
         curves: dict[str, list[tuple[int, float]]] = {}
-        path = self.run_dir(row, column, seed) / "history.csv"
-        if not path.is_file():
-            return curves
-        with path.open(newline="") as file:
-            for line in csv.reader(file):
-                try:
-                    step, name, value = int(line[0]), line[1], float(line[2])
-                except (ValueError, IndexError):
-                    continue  # the header, or a line torn by a kill
-                curves.setdefault(name, []).append((step, value))
+        for step, name, value in read_history(self.run_dir(row, column, seed) / "history.csv"):
+            curves.setdefault(name, []).append((step, value))
         return curves
 
     def curve(self, row: str, column: str, seed: int, metric: str) -> list[tuple[int, float]]:

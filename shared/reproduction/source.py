@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shared import paths
@@ -46,7 +46,7 @@ def import_closure(roots: list[str]) -> list[Path]:
         if path is None:
             raise ModuleNotFoundError(f"no module {name!r} below {paths.ROOT}")
         names += [name, *(_submodules(name) if path.name == "__init__.py" else [])]
-    return sorted(_reach(names).values())
+    return sorted(reach(names).values())
 
 
 def source_hash(paper: str) -> str:
@@ -59,7 +59,7 @@ def source_hash(paper: str) -> str:
         if not any(f"{name}.".startswith(f"{skip}.") for skip in skipped)
     ]
     digest = hashlib.sha256()
-    for name, path in sorted(_reach([package, RUNNER, *names]).items()):
+    for name, path in sorted(reach([package, RUNNER, *names]).items()):
         if not f"{name}.".startswith("shared.reproduction."):
             digest.update(f"{name}\n{_canonical(ast.parse(path.read_bytes()))}\n".encode())
     return digest.hexdigest()
@@ -76,7 +76,7 @@ def _submodules(package: str) -> list[str]:
     return names
 
 
-def _reach(names: list[str]) -> dict[str, Path]:
+def reach(names: Iterable[str]) -> dict[str, Path]:
     """Name -> file of every module reached from `names`, parent packages included."""
     reached: dict[str, Path] = {}
     waiting = list(names)
@@ -88,11 +88,11 @@ def _reach(names: list[str]) -> dict[str, Path]:
         reached[name] = path
         if parent := name.rpartition(".")[0]:
             waiting.append(parent)
-        waiting += _imports(name, path)
+        waiting += imports(name, path)
     return reached
 
 
-def _imports(name: str, path: Path) -> Iterator[str]:
+def imports(name: str, path: Path) -> Iterator[str]:
     """Names that `path` may import; those that are not modules of this repository fall out later."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_bytes(), filename=str(path))):

@@ -98,7 +98,7 @@ def ratio_bootstrap_interval(
 def _percentile_bootstrap(
     table: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], level: float, resamples: int, seed: int
 ) -> Interval:
-    """`table` is (n, k), a row a seed; `statistic` maps resampled column means (resamples, k) to (resamples,)."""
+    """`table` is (n, k), a row a seed; `statistic` maps resampled means (resamples, k) to (resamples,)."""
     _check(table.ravel().tolist(), 1)
     _check_level(level)
     if len(table) < MIN_BOOTSTRAP:

@@ -56,7 +56,7 @@ class RunStore:
         return self.root / spec.paper / spec.id
 
     def find(self, spec: RunSpec) -> Stored:
-        """The finished run of `spec`; else the latest one of other source, marked stale; else its own state."""
+        """The finished run of `spec`; else the latest of other source, marked stale; else its own state."""
         own = self._read(self.folder(spec))
         if own.state == FINISHED:
             return own

@@ -32,9 +32,9 @@ def cell_verdict(
 ) -> str | None:
     """Judge our mean against the published figure; None at every profile but `paper`.
 
-    `match`: |mean - published| <= tol; `close`: <= 2 tol; `off`: further away, or not finite (`mean` None though
-    n > 0 runs ended); tol = max(2 * published std, tolerance). `not available`: nothing is published for the
-    cell; `not judged`: something is, but with neither std nor tolerance; `not run`: no run has ended.
+    `match`: |mean - published| <= tol; `close`: <= 2 tol; `off`: further away, or not finite (`mean` None
+    though n > 0 runs ended); tol = max(2 * published std, tolerance). `not available`: nothing is published
+    for the cell; `not judged`: something is, but with neither std nor tolerance; `not run`: no run has ended.
     """
     if profile != "paper":
         return None
@@ -63,7 +63,7 @@ class ClaimResult:
 
 
 def judge_interval(low: float, high: float, condition: tuple[str, float]) -> str:
-    """`holds` if the whole interval satisfies `condition`, `fails` if no point of it does, else `inconclusive`.
+    """`holds` if the whole interval satisfies `condition`, `fails` if none of it does, else `inconclusive`.
 
     Ends that differ from the threshold by rounding only count as equal to it.
     """
@@ -79,9 +79,9 @@ def judge_claim(claim: Claim, results: Results) -> ClaimResult:
     """Test one claim on the runs that have ended.
 
     A difference is judged by the interval of the paired differences over seeds. A ratio is judged, with
-    `interval: t`, by the t interval of the ratios of each seed, with `interval: bootstrap` by the ratio of the
-    means. A function gives the value of each seed itself. What cannot be computed is `inconclusive`, with the
-    reason as its note; a claim function that raises is reported the same way and stops nothing else.
+    `interval: t`, by the t interval of the ratios of each seed, with `interval: bootstrap` by the ratio of
+    the means. A function gives the value of each seed itself. What cannot be computed is `inconclusive`, with
+    the reason as its note; a claim function that raises is reported the same way and stops nothing else.
     """
     try:
         sides, values = _values(claim, results)
@@ -96,7 +96,9 @@ def judge_claim(claim: Claim, results: Results) -> ClaimResult:
     pooled = claim.kind == "ratio" and claim.interval == "bootstrap"
     estimate = statistics.ratio_of_means(*sides) if pooled else statistics.mean(listed)
     if n < 2:
-        return ClaimResult("inconclusive", estimate, None, n, "one seed gives no interval; at least 2 are needed")
+        return ClaimResult(
+            "inconclusive", estimate, None, n, "one seed gives no interval; at least 2 are needed"
+        )
     try:
         if pooled:
             low, high = statistics.ratio_bootstrap_interval(*sides, claim.level)
@@ -106,7 +108,10 @@ def judge_claim(claim: Claim, results: Results) -> ClaimResult:
             low, high = statistics.t_interval(listed, claim.level)
     except ValueError as error:
         return ClaimResult("inconclusive", estimate, None, n, str(error))
-    note = f"holds if {claim.holds_if}{' ' + claim.unit if claim.unit else ''}; {_method(claim)}, {_seeds(values)}"
+    condition = f"{claim.holds_if} {claim.unit}".strip()
+    note = f"holds if {condition}; {_method(claim)}, {_seeds(values)}"
+    if lacking := [seed for seed in results.plan.seeds if seed not in values]:
+        note += f"; no value for {_seeds(lacking)}"
     if low == high:
         note += "; all seeds give the same value, so the interval is a point"
     return ClaimResult(judge_interval(low, high, claim.condition), estimate, (low, high), n, note)

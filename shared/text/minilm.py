@@ -1,4 +1,4 @@
-"""The MiniLM sentence encoder (BERT type, 6 blocks x 384, 22.7 million parameters) from its embedded package."""
+"""The MiniLM sentence encoder (BERT type, 6 blocks x 384, 22.7 million parameters)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Sentences behind the frozen lower blocks, computed once for all runs and kept in the cache.
 
-The blocks below the adapted ones never change, so their output is data: training from it equals training the whole
-encoder and costs a third.
+The blocks below the adapted ones never change, so their output is data: training from it equals training the
+whole encoder and costs a third.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def cached(parts: Sequence[Path | str | int | float], make: Callable[[], Feature
                 features = make()
                 partial = path.with_suffix(f".{os.getpid()}.partial")
                 save_file(vars(features), partial)
-                os.replace(partial, path)
+                partial.replace(path)
                 found = features
     return found
 

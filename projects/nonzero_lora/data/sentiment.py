@@ -59,19 +59,27 @@ def select(
     """
     clear = [(score, text) for score, text in rows if abs(score) > min_score]
     ids = tokenizer([text for _, text in clear])["input_ids"] if clear else []
-    kept = [(piece, int(score > 0)) for piece, (score, _) in zip(ids, clear, strict=True) if len(piece) <= max_tokens]
+    kept = [
+        (piece, int(score > 0))
+        for piece, (score, _) in zip(ids, clear, strict=True)
+        if len(piece) <= max_tokens
+    ]
     return [piece for piece, _ in kept], [label for _, label in kept]
 
 
 def plan_batches(lengths: Tensor, batch_size: int, steps: int, stream: torch.Generator) -> list[Tensor]:
-    """Indices of `steps` training batches: epochs of random order, cut into groups of `GROUP` batches, each group
-    sorted by length and cut into batches, which come in random order. Sentences that fill no batch are skipped.
+    """Indices of `steps` training batches, similar lengths together.
+
+    Each epoch is a random order, cut into groups of `GROUP` batches; a group is sorted by length and cut into
+    batches, which come in random order. Sentences that fill no batch are skipped.
 
     Args:
         lengths: (N) of the training sentences.
     """
     if len(lengths) < batch_size:
-        raise UserError(f"expected at least a batch of {batch_size} training sentences, found {len(lengths)}.")
+        raise UserError(
+            f"expected at least a batch of {batch_size} training sentences, found {len(lengths)}."
+        )
     plan: list[Tensor] = []
     while len(plan) < steps:
         order = torch.randperm(len(lengths), generator=stream)
@@ -124,7 +132,9 @@ class SentimentData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         stream = generator("sentiment", self.seed)
-        plan = plan_batches(self.features.lengths[self.train], self.config.batch_size, self.config.steps, stream)
+        plan = plan_batches(
+            self.features.lengths[self.train], self.config.batch_size, self.config.steps, stream
+        )
         return _loader(PlannedBatches(self.features, [self.train[batch] for batch in plan]))
 
     def test_dataloader(self) -> DataLoader:

@@ -27,7 +27,7 @@ def write_all(record: dict[str, Any], results: Results, folder: Path) -> dict[st
     from shared.reproduction.report.html import to_html  # imports matplotlib: half a second
 
     folder.mkdir(parents=True, exist_ok=True)
-    view = View.of(record, results)
+    view = View.of(record, results.recipe)
     texts = {
         "markdown": (f"{results.table}.md", to_markdown(view)),
         "csv": (f"{results.table}.csv", to_csv(view)),

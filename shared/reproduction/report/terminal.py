@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 MARKS = {"holds": ("✔", "bold green"), "fails": ("✘", "bold red"), "inconclusive": ("?", "bold yellow")}
 CELL_STYLES = {"match": "green", "close": "yellow", "off": "red"}
+GAP = 2  # between columns
 LISTED = 12  # runs named before "and N more"
 
 
 def print_report(console: Console, record: dict[str, Any], results: Results) -> None:
     """Print table, claims, failed and stale runs of `record`."""
-    view = View.of(record, results)
+    view = View.of(record, results.recipe)
     console.print()
-    console.print(Rule(Text(f"{view.title}  ({view.name}, {record['profile']})", style="bold")))
+    console.print(Rule(Text(f"{view.title}  ({view.name}, {record['profile']})", style="bold"), style="dim"))
     for table in _tables(view, console.width):
+        console.print()
         console.print(table)
+    console.print()
     console.print(Text(_legend(view), style="dim"))
     if record["claims"]:
         console.print(Text(f"\nClaims: {tally(record['claims'])}", style="bold"))
@@ -41,9 +44,9 @@ def _tables(view: View, width: int) -> list[Table]:
     bodies = {column: [_cell(view, row, column) for row in view.rows] for column in view.columns}
     labels = {column: view.column_label(column) for column in view.columns}
     rows = [view.row_label(row) for row in view.rows]
-    first = min(max(map(len, rows)), max(16, width // 3)) + 4
+    first = min(max(map(len, rows)), max(16, width // 3))
     widths = {
-        column: max(max(map(len, labels[column].split())), *(_width(cell) for cell in bodies[column])) + 3
+        column: max(*(len(word) for word in labels[column].split()), *map(_width, bodies[column])) + GAP
         for column in view.columns
     }
     blocks: list[list[str]] = [[]]
@@ -54,10 +57,12 @@ def _tables(view: View, width: int) -> list[Table]:
     stacked = any("\n" in cell.plain for column in bodies.values() for cell in column)
     made = []
     for block in blocks:
-        table = Table(box=box.ROUNDED, border_style="dim", header_style="bold", show_lines=stacked)
-        table.add_column("", style="bold", max_width=first - 4, overflow="fold")
+        table = Table(
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), leading=stacked
+        )
+        table.add_column("", style="bold", max_width=first, overflow="fold")
         for column in block:
-            table.add_column(labels[column], justify="right", overflow="fold")
+            table.add_column(labels[column], justify="right", overflow="fold", min_width=widths[column] - GAP)
         for place, label in enumerate(rows):
             table.add_row(label, *(bodies[column][place] for column in block))
         made.append(table)
@@ -65,15 +70,17 @@ def _tables(view: View, width: int) -> list[Table]:
 
 
 def _cell(view: View, row: str, column: str) -> Text:
-    """Our figure, below it the published one, below that the verdict."""
+    """Our figure, below it the published one, the verdict, and how many runs if fewer than elsewhere."""
     cell = view.cells.get((row, column))
     if cell is None:
         return Text("")
-    text = Text(ours_text(cell, view.most))
+    text = Text(ours_text(cell, cell["n"], pm="±"))
     if view.has_published:
-        text.append(f"\n{view.published_text(cell)}", style="dim")
+        text.append(f"\n{view.published_text(cell).replace(' ± ', '±')}", style="dim")
     if cell["verdict"] not in (None, "not available"):
         text.append(f"\n{cell['verdict']}", style=CELL_STYLES.get(cell["verdict"], "dim"))
+    if 0 < cell["n"] < view.most:
+        text.append(f"\nn={cell['n']}", style="yellow")
     return text
 
 

@@ -70,7 +70,7 @@ def to_latex(view: View) -> str:
         f"  \\label{{tab:{re.sub(r'[^a-z0-9]+', '-', view.name.lower())}}}",
         f"  \\begin{{tabular}}{{l{columns}}}",
         "    \\toprule",
-        f"    {_tex_row(['', *(_tex(view.column_label(column)) for column in view.columns)])}",
+        "    " + _tex_row(["", *(_tex(view.column_label(column)) for column in view.columns)]),
         "    \\midrule",
     ]
     for row in view.rows:
@@ -79,7 +79,7 @@ def to_latex(view: View) -> str:
         lines.append(f"    {_tex_row([_tex(view.row_label(row)), *ours])}")
         if view.has_published:
             theirs = [f"\\small {_published_tex(view, cell)}" if cell else "" for cell in cells]
-            lines.append(f"    {_tex_row(['\\quad\\small published', *theirs])}")
+            lines.append("    " + _tex_row([r"\quad\small published", *theirs]))
     lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
     return "\n".join(lines) + "\n"
 
@@ -112,9 +112,18 @@ def _markdown_row(cells: list[str]) -> str:
 
 TEX = {
     **{char: f"\\{char}" for char in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{"±": r"$\pm$", NOTHING: "--", "<": "$<$", ">": "$>$", "≥": r"$\ge$", "≤": r"$\le$", "−": "$-$"},
-    **{"×": r"$\times$", "…": r"\dots{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    NOTHING: "--",
+    "<": "$<$",
+    ">": "$>$",
+    "≥": r"$\ge$",
+    "≤": r"$\le$",
+    "−": "$-$",
+    "×": r"$\times$",
+    "…": r"\dots{}",
 }
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shared.reproduction.published import find_cell
 from shared.reproduction.recipe import Claim, Entry, Recipe
-
-if TYPE_CHECKING:
-    from shared.reproduction.results import Results
 
 NOTHING = "–"
 
@@ -24,11 +22,15 @@ class View:
     published_std: dict[tuple[str, str], float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: dict[str, Any], results: Results) -> View:
-        """With labels and the published spread from `results`."""
-        found = {place: results.published(*place) for place in results.places}
-        spread = {place: figure.std for place, figure in found.items() if figure and figure.std is not None}
-        return cls(record, results.recipe, spread)
+    def of(cls, record: dict[str, Any], recipe: Recipe) -> View:
+        """With labels and the spread of published figures; `recipe` as the record's profile sees it."""
+        spread = {}
+        for row in recipe.rows.values():
+            for column in recipe.columns.values():
+                found = find_cell(recipe.paper, recipe.published, row.published, column.published)
+                if found is not None and found.std is not None:
+                    spread[row.id, column.id] = found.std
+        return cls(record, recipe, spread)
 
     @property
     def name(self) -> str:
@@ -178,7 +180,8 @@ def duration(seconds: float | None) -> str:
 def tally(claims: list[dict[str, Any]]) -> str:
     """`3 hold, 1 fails, 2 inconclusive`; what there is none of is left out."""
     counts = {
-        verdict: sum(c["verdict"] == verdict for c in claims) for verdict in ("holds", "fails", "inconclusive")
+        verdict: sum(c["verdict"] == verdict for c in claims)
+        for verdict in ("holds", "fails", "inconclusive")
     }
     words = {
         "holds": "hold" if counts["holds"] != 1 else "holds",

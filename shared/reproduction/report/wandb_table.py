@@ -25,8 +25,8 @@ def log_to_wandb(record: dict[str, Any], results: Results, config: Any) -> Path 
     Args:
         config: a composed configuration, or any object with its `wandb` section.
 
-    Returns the folder that holds the run, or None when disabled or when it could not be logged: that warns and
-    never raises, and waits for the network no longer than a minute.
+    Returns the folder that holds the run, or None when disabled or when it could not be logged: that warns
+    and never raises, and waits for the network no longer than a minute.
     """
     folder = results.store.root / results.paper / "comparison" / f"{results.table}-{results.profile}"
     done: list[Path | None] = []

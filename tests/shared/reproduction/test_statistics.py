@@ -86,7 +86,9 @@ def test_pairs_use_common_seeds_only():
 
 def test_ratio_of_means_and_its_interval():
     left = {0: 2.0, 1: 4.0, 2: 6.0, 3: 8.0, 4: 10.0}
-    right = {seed: value / 2 for seed, value in left.items()}  # the ratio is 2 in every resample of whole seeds
+    right = {
+        seed: value / 2 for seed, value in left.items()
+    }  # the ratio is 2 in every resample of whole seeds
     assert st.ratio_of_means(left, right) == 2.0
     assert st.ratio_bootstrap_interval(left, right) == pytest.approx((2.0, 2.0))
     noisy = {0: 1.1, 1: 1.8, 2: 3.3, 3: 3.9, 4: 5.2}
