@@ -17,10 +17,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", metavar="NAME", help="lower case with underscores, e.g. my_paper")
     name = parser.parse_args().name
-    print("written:")
-    for path in scaffold(name):
-        print(f"  {path.relative_to(ROOT)}")
-    print(f"\nIt runs as it is: bash scripts/reproduce.sh {name}\n\nNow make it the paper:\n\n{checklist(name)}", end="")
+    written = scaffold(name)
+    print("written:", *(f"  {path.relative_to(ROOT)}" for path in written), sep="\n")
+    print(f"\nIt runs as it is: bash scripts/reproduce.sh {name}\n\nNow make it the paper:\n")
+    print(checklist(name), end="")
     return 0
 
 

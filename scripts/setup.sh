@@ -39,10 +39,12 @@ installed() { # one a line: "core" and the extras installed from exactly these f
 satisfied() {
     local have name
     have=" $(installed | tr '\n' ' ') "
+    case "$have" in
+    *" all "*) return 0 ;;
+    esac
     for name in core $wanted; do
         case "$have" in
         *" $name "*) ;;
-        *" core "*" all "*) ;;
         *) return 1 ;;
         esac
     done
@@ -109,7 +111,7 @@ if ! healthy; then
     fi
 fi
 
-extras="$({ installed && printf '%s\n' "$wanted"; } | sed '/^core$/d; /^$/d' | sort -u | paste -s -d , -)"
+extras="$({ installed && printf '%s\n' "$wanted"; } | sed '/^core$/d; /^$/d' | LC_ALL=C sort -u | paste -s -d , -)"
 case ",$extras," in *,all,*) extras=all ;; esac
 rm -f "$stamp" # from here until the end the environment counts as incomplete
 say "installing the pinned packages${extras:+ for: $extras} (several GB the first time: some minutes)"

@@ -1,7 +1,18 @@
 #!/usr/bin/env bash
-# Set up if need be, then run the tests; arguments go to pytest, e.g. bash scripts/test.sh -k lora -m slow
+# Set up if need be, fetch the embedded data that tests read, then run the tests; arguments go to pytest:
+#
+#   bash scripts/test.sh [-m slow] [-k lora] [tests/shared] ...
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh all
+
+sets="$(cat tests/embedded.txt tests/projects/*/embedded.txt 2>/dev/null | sort -u | tr '\n' ' ')" || true
+if [ -n "${sets% }" ]; then
+    # shellcheck disable=SC2086  # one word a set
+    if ! .venv/bin/python scripts/download_data.py $sets >&2; then
+        if [ -n "${CI:-}" ]; then exit 1; fi
+        echo "[test] could not fetch all of: $sets; tests that need them are skipped" >&2
+    fi
+fi
 exec .venv/bin/python -m pytest "$@"

@@ -16,11 +16,11 @@ REPO = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def toy_root(tmp_path: Path) -> Path:
-    """A repository with the paper `toy` alone; `shared` and `scripts` are links into this one."""
+    """A repository with the paper `toy` alone: `shared` is a copy, which nobody edits meanwhile, `scripts` a link."""
     root = tmp_path / "repo"
     (root / "configs" / "toy").mkdir(parents=True)
     (root / "projects").mkdir()
-    (root / "shared").symlink_to(REPO / "shared")
+    shutil.copytree(REPO / "shared", root / "shared")  # with its compiled files: the times are kept
     (root / "scripts").symlink_to(REPO / "scripts")
     (root / "projects" / "__init__.py").write_text("")
     shutil.copytree(

@@ -78,12 +78,12 @@ def boxed(text: str) -> str:
 
 
 def normalise_math(expression: str) -> str:
-    r"""A LaTeX answer in the plain form in which answers of the MATH set are compared (Hendrycks et al. 2021).
+    r"""A LaTeX answer in the plain form in which answers to MATH are compared (Hendrycks et al. 2021).
 
-    Dropped: spaces, line breaks, \!, \left, \right, degrees, dollar and percent signs, units (`\text{ ...` at the
-    end), and a short name before an equals sign ("x ="). Unified: \dfrac and \tfrac to \frac, braces around the
-    arguments of \frac and \sqrt, a leading zero before a decimal point, 0.5 and a/b to \frac{a}{b}. Nothing is
-    computed: 2/4 differs from 1/2.
+    Dropped: spaces, line breaks, \!, \left, \right, degrees, dollar and percent signs, units (`\text{ ...` at
+    the end), and a short name before an equals sign ("x =").
+    Unified: \dfrac and \tfrac to \frac, braces around the arguments of \frac and \sqrt, a zero before a
+    decimal point, 0.5 and a/b to \frac{a}{b}. Nothing is computed: 2/4 differs from 1/2.
     """
     text = expression.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
     text = re.sub(r"\\[dt]frac", r"\\frac", text)

@@ -76,6 +76,7 @@ class ScalingConfig:
     """Size of the parts of one Adam step of a LoRA layer against the width n."""
 
     widths: list[int] = field(default_factory=lambda: [128, 256, 512, 1024, 2048])
+    replicas: int = 4  # independent layers of each width; sizes are taken over all of them
     lr_exponent: float = -1.0  # the rate is n ** lr_exponent
     steps: int = 5
 

@@ -26,7 +26,7 @@ def learning_rates(results: Results) -> Figure:
         ]
         _curve(axes, results, row, [(x, values) for x, values in points if values])
     axes.set(xscale="log", xlabel="learning rate", ylabel=f"test accuracy ({results.recipe.unit})")
-    axes.legend()
+    _legend(axes)
     return figure
 
 
@@ -47,7 +47,7 @@ def first_steps(results: Results) -> Figure:
     axes.set(
         xlabel=f"step at a rate of {_rate(results, column):g}", ylabel="loss at start - loss now (1e-3 nats)"
     )
-    axes.legend()
+    _legend(axes)
     return figure
 
 
@@ -66,7 +66,7 @@ def width_scaling(results: Results) -> Figure:
                         slope = np.polyfit(np.log(widths), np.log(sizes), 1)[0]
                         axes.loglog(widths, sizes, STYLES.get(row, "-"), label=f"{label}: n^{slope:.2f}")
         axes.set(xlabel="width n", ylabel=f"rms of {part}")
-        axes.legend(fontsize=7)
+        _legend(axes)
     return figure
 
 
@@ -90,6 +90,11 @@ def _panel(title: str) -> tuple[Figure, Axes]:
     axes = figure.add_subplot()
     axes.set_title(title)
     return figure, axes
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7)
 
 
 def _curve(axes: Axes, results: Results, row: str, points: list[tuple[float, list[float]]]) -> None:

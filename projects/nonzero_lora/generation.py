@@ -13,8 +13,8 @@ from torch import nn
 def answer(model: nn.Module, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
     """The greedy continuation of every prompt, without the prompt and without special tokens.
 
-    Prompts of a decoder are padded on the left, so that each continuation starts right behind its prompt and is the
-    one the prompt alone would get.
+    Prompts of a decoder are padded on the left, so that each continuation starts right behind its prompt and
+    is the one the prompt alone would get.
 
     Args:
         model: a Hugging Face causal or encoder-decoder model; its training mode is restored afterwards.
@@ -34,7 +34,7 @@ def answer(model: nn.Module, tokenizer: Any, prompts: Sequence[str], max_new_tok
             max_new_tokens=max_new_tokens,
             do_sample=False,
             num_beams=1,
-            temperature=None,  # a model's own sampling defaults mean nothing here, and transformers warns of them
+            temperature=None,  # a model's own sampling defaults mean nothing here
             top_p=None,
             top_k=None,
             pad_token_id=tokenizer.pad_token_id,

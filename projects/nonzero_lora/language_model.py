@@ -1,4 +1,4 @@
-"""LoRA fine-tuning of a language model, started the paper's way, and its examination by loss and by answers."""
+"""LoRA fine-tuning of a language model, started the paper's way; examined by its loss and its answers."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ from shared.training.experiment import Experiment
 class LanguageModelLoRA(LightningModule):
     """A frozen language model whose LoRA factors train on next tokens.
 
-    Test metrics: `test/loss` and `test/perplexity` on the held-out examples (nats a token), `test/accuracy/<set>`
-    and their mean `test/accuracy`, in percent. The answers are written to `artifacts/<set>.jsonl`.
+    Test metrics: `test/loss` (nats a token) and `test/perplexity` on the held-out examples,
+    `test/accuracy/<set>` and their mean `test/accuracy`, in percent. The answers are written to
+    `artifacts/<set>.jsonl`.
 
-    Checkpoints hold what trains only: the frozen weights, reset included, are a function of the config and the seed.
+    Checkpoints hold only what trains: frozen weights, reset included, follow from the config and the seed.
     """
 
     def __init__(self, config: Any, model: nn.Module, tokenizer: Any) -> None:

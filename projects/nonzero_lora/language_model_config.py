@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class LanguageModelConfig:
-    """Steps and epochs are the trainer's, rates and schedules the optimiser's, the adapter has its own block."""
+    """Steps and epochs are in `trainer`, rates and schedules in `optimizer`, the LoRA part in `adapter`."""
 
     model: str = (
         "smollm2"  # the embedded SmolLM2-135M, a local folder, or a Hugging Face id (causal or seq2seq)

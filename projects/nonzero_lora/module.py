@@ -80,7 +80,7 @@ class NonZeroLoRA(LightningModule):
         self.log("test/loss", cross_entropy(logits, batch.label), batch_size=len(batch.label))
 
     def configure_optimizers(self) -> dict[str, Any]:
-        return configure(self.model, self.config.optimizer, int(self.trainer.estimated_stepping_batches))
+        return configure(self.model, self.config.optimizer, self.config.sentiment.steps)
 
 
 @functools.lru_cache(maxsize=1)

@@ -56,7 +56,7 @@ def save_adapter(model: nn.Module, path: Path, config: Any, seed: int) -> None:
     """
     if config.method not in SAVED_METHODS:
         raise UserError(
-            f"only {', '.join(SAVED_METHODS)} adapters can be saved by scheme and seed; found '{config.method}'."
+            f"only {', '.join(SAVED_METHODS)} adapters are saved by scheme and seed; found '{config.method}'."
         )
     tensors = {}
     for name, layer in lora_layers(model):

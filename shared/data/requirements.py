@@ -99,7 +99,9 @@ def check_layout(item: RealSet, root: Path) -> list[str]:
     """What of the layout of `item` is not below `root`; empty when every pattern matches something."""
     if not root.is_dir():
         return [f"{item.name} ({item.title}): expected the folder {root} (data.root), found none."]
-    absent = [pattern for pattern in item.expect if not any(_matches(root, one) for one in pattern.split("|"))]
+    absent = [
+        pattern for pattern in item.expect if not any(_matches(root, one) for one in pattern.split("|"))
+    ]
     if not absent:
         return []
     shown = ", ".join(" or ".join(pattern.split("|")) for pattern in absent[:3])

@@ -1,4 +1,4 @@
-"""One paper as a repository of its own: what it needs is found by following imports, and nothing else is taken."""
+"""One paper as a repository of its own: what it needs is found by following imports; the rest stays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.packaging.environment import canonical, keep_extras, render_environm
 SCRIPTS = ("reproduce.py", "train.py", "evaluate.py", "status.py", "download_data.py")
 SHELL = ("setup.sh", "reproduce.sh", "test.sh")
 AS_THEY_ARE = ("constraints.txt", "LICENSE", ".gitignore", ".importlinter", ".ci/run", "configs/base.yaml")
-KEEPS_FILES_IN_STEP = "shared.packaging.environment"
+ALWAYS = ("shared.reproduction", "shared.packaging.environment")  # the engine whole: its tests come along
 LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.pyc", ".DS_Store")
 
 
@@ -49,7 +49,9 @@ def clone(paper: str, destination: Path) -> list[str]:
 def _check(paper: str, destination: Path) -> None:
     known = paths.papers()
     if paper not in known:
-        raise UserError(f"no paper '{paper}' here.{suggest(paper, known)} Papers: {', '.join(known) or 'none'}.")
+        raise UserError(
+            f"no paper '{paper}' here.{suggest(paper, known)} Papers: {', '.join(known) or 'none'}."
+        )
     target, root = destination.resolve(), paths.ROOT.resolve()
     if target == root or root in target.parents:
         raise UserError(f"expected a destination outside this repository, found {target}.")
@@ -61,7 +63,9 @@ def _fill(made: Path, paper: str) -> None:
     root = paths.ROOT
     package = root / "projects" / paper
     scripts = [file for name in SCRIPTS if (file := root / "scripts" / name).is_file()]
-    sources = pieces.closure([*scripts, *package.rglob("*.py")], [f"projects.{paper}", KEEPS_FILES_IN_STEP])
+    tests = root / "tests" / "projects" / paper
+    code = [*scripts, *package.rglob("*.py"), *tests.rglob("*.py")]
+    sources = pieces.closure(code, [f"projects.{paper}", *ALWAYS])
     for file in sources:
         _copy(root, made, file)
     for folder in (f"projects/{paper}", f"configs/{paper}"):
@@ -74,11 +78,7 @@ def _fill(made: Path, paper: str) -> None:
             _copy(root, made, root / name)
     for folder in (root / "docs" / "results").glob(f"*/{paper}"):
         shutil.copytree(folder, made / folder.relative_to(root), ignore=LEFT_BEHIND)
-    benchmarks = pieces.fitting(sorted((root / "scripts" / "benchmarks").glob("*.py")), sources)
-    for file in [*benchmarks, root / "scripts" / "benchmarks" / "gpu_checks" / f"{paper}.py"]:
-        if file.is_file():
-            _copy(root, made, file)
-    for file in pieces.tests_for(paper, sources, made):
+    for file in pieces.fitting(sorted((root / "scripts" / "benchmarks").rglob("*.py")), sources):
         _copy(root, made, file)
     pyproject = (root / "pyproject.toml").read_text()
     (made / "pyproject.toml").write_text(keep_extras(pyproject, [canonical(paper), "slurm", "test"]))
@@ -88,6 +88,8 @@ def _fill(made: Path, paper: str) -> None:
         _copy(root, made, file)
     (made / "README.md").write_text(readme)
     (made / "CLONED_FROM.md").write_text(_origin(paper))
+    for file in pieces.tests_for(paper, sources, made):
+        _copy(root, made, file)
 
 
 def _copy(root: Path, made: Path, file: Path) -> None:
@@ -106,8 +108,9 @@ def _origin(paper: str) -> str:
             ", with uncommitted changes (dirty)." if changed else "."
         )
     return (
-        f"# Where this repository comes from\n\nThe project `{paper}`, cloned by `scripts/clone_project.py` from\n"
-        f"{state}\n\nIt holds the project, the modules of `shared` that it imports, its configurations, tests and\n"
+        "# Where this repository comes from\n\n"
+        f"The project `{paper}`, cloned by `scripts/clone_project.py` from\n{state}\n\n"
+        "It holds the project, the modules of `shared` that it imports, its configurations, tests and\n"
         "measured results. It is independent from here on: change anything.\n"
     )
 

@@ -1,4 +1,4 @@
-"""`environment.yml` from `pyproject.toml` and `constraints.txt`, so that conda and pip install one pinned set.
+"""`environment.yml` from `pyproject.toml` and `constraints.txt`: conda and pip install one pinned set.
 
 `python -m shared.packaging.environment --write` renews the file after either source changed.
 """
@@ -44,7 +44,7 @@ def requirement_name(requirement: str) -> str:
 
 
 def direct_dependencies(pyproject: dict) -> list[str]:
-    """Sorted canonical names of the core dependencies and of those of every extra (self-references left out)."""
+    """Sorted canonical names of the dependencies of the core and of every extra, self-references left out."""
     project = pyproject["project"]
     lists = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
     own = canonical(project["name"])
@@ -52,7 +52,7 @@ def direct_dependencies(pyproject: dict) -> list[str]:
 
 
 def read_pins(constraints: str) -> dict[str, str]:
-    """`name==version` lines of a constraints file as a dict with canonical names; anything else is an error."""
+    """The `name==version` lines of a constraints file, names canonical; anything else is an error."""
     pins = {}
     for line in constraints.splitlines():
         entry = line.split("#")[0].strip()
@@ -70,7 +70,9 @@ def environment_text(pyproject: dict, pins: dict[str, str]) -> str:
     names = direct_dependencies(pyproject)
     unpinned = [name for name in names if name not in pins]
     if unpinned:
-        raise UserError(f"constraints.txt pins no version of {', '.join(unpinned)}: add a line 'name==version' for each")
+        raise UserError(
+            f"constraints.txt pins no version of {', '.join(unpinned)}: add a line 'name==version' for each"
+        )
     return HEAD + "".join(f"      - {name}=={pins[name]}\n" for name in names)
 
 
@@ -93,7 +95,9 @@ def keep_extras(pyproject_text: str, keep: Iterable[str]) -> str:
         entries = "".join(f"    {json.dumps(entry)},\n" for entry in extras[name])
         lines.append(f"{name} = [\n{entries}]")
     lines.append(f'all = [\n    "{project["name"]}[{",".join(wanted)}]",\n]')
-    section = re.compile(r"^\[project\.optional-dependencies\]\n.*?(?=^\[(?!\s)|\Z)", re.MULTILINE | re.DOTALL)
+    section = re.compile(
+        r"^\[project\.optional-dependencies\]\n.*?(?=^\[(?!\s)|\Z)", re.MULTILINE | re.DOTALL
+    )
     return section.sub(lambda _: "\n".join(lines) + "\n\n", pyproject_text, count=1)
 
 

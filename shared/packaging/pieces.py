@@ -10,7 +10,9 @@ from pathlib import Path
 from shared import paths
 from shared.reproduction.source import import_closure, imports, reach
 
-IN_REPOSITORY = re.compile(r"(?:projects|shared|configs|docs|scripts|tests)(?:/[\w.-]+)+|[\w-]+\.(?:py|sh|md)")
+IN_REPOSITORY = re.compile(
+    r"(?:projects|shared|configs|docs|scripts|tests)(?:/[\w.-]+)+|[\w-]+\.(?:py|sh|md)"
+)
 RESULTS = re.compile(r"<!-- results: .*?<!-- /results -->", re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -101,7 +103,8 @@ def _misses(test: Path, coming: set[Path], made: Path) -> bool:
 def readme(paper: str, made: Path) -> tuple[str, list[Path]]:
     """The clone's README, from the project's, and the files of `docs/` that it links to.
 
-    Measured figures stay in the project's README alone, where they are generated and checked. Relative links are turned to the new place; a link to what does not come along keeps its words only.
+    Measured figures stay in the project's README alone, where they are generated and checked. Relative links
+    are turned to the new place; a link to what does not come along keeps its words only.
     """
     root = paths.ROOT
     home = root / "projects" / paper
@@ -120,9 +123,9 @@ def readme(paper: str, made: Path) -> tuple[str, list[Path]]:
 
     title, _, rest = text.partition("\n")
     commands = (
-        "\nA standalone copy of one project of paperworks ([where it comes from](CLONED_FROM.md)). Two commands, each\n"
-        "doing its own set-up on a machine with Python 3.11 or newer:\n\n"
-        f"```bash\nbash scripts/reproduce.sh {paper}   # environment, data, the default table, verdicts, a report\n"
+        "\nA standalone copy of one project of paperworks ([where it comes from](CLONED_FROM.md)).\n"
+        "Two commands, each doing its own set-up on a machine with Python 3.11 or newer:\n\n```bash\n"
+        f"bash scripts/reproduce.sh {paper}   # environment, data, the default table, verdicts, a report\n"
         "bash scripts/test.sh   # the tests; further arguments go to pytest\n```\n"
     )
     rest = RESULTS.sub(f"The figures: [projects/{paper}/README.md](README.md).", rest)

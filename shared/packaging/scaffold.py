@@ -51,11 +51,16 @@ def check_name(name: str) -> None:
     """Raise a `UserError` when `name` cannot become a paper here."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or "__" in name or keyword.iskeyword(name):
         raise UserError(
-            f"expected a name of lower case letters, digits and single underscores such as my_paper, found '{name}'."
+            "expected a name of lower case letters, digits and single underscores, such as my_paper; "
+            f"found '{name}'."
         )
     pyproject = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())
     extras = pyproject["project"].get("optional-dependencies", {})
-    folders = [folder for folder in ("projects", "configs", "tests/projects") if (paths.ROOT / folder / name).exists()]
+    folders = [
+        folder
+        for folder in ("projects", "configs", "tests/projects")
+        if (paths.ROOT / folder / name).exists()
+    ]
     if folders:
         raise UserError(f"'{name}' is taken: {folders[0]}/{name} exists already. Choose another name.")
     hidden = {"shared", "projects", "scripts", "tests", "core", *extras, *direct_dependencies(pyproject)}

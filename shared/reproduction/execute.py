@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from filelock import Timeout
 
 from shared import paths
 from shared.reproduction.plan import RunSpec, config_schema
+from shared.reproduction.source import RUNNER
 from shared.reproduction.store import FAILED, FINISHED, INTERRUPTED, RunStore
 from shared.training.config import compose
 
@@ -67,6 +69,10 @@ def execute(
                 return Outcome(spec.id, FINISHED, reused=True)
             if stop():
                 return Outcome(spec.id, INTERRUPTED)
+            with suppress(Exception):  # what is wrong with it the run itself will say, in its log
+                importlib.import_module(
+                    RUNNER
+                )  # torch and Lightning: here, so that no run's time has them in it
             return _attempt(spec, store, log, stop, rerun)
     except Timeout:
         return Outcome(spec.id, BUSY)
@@ -95,7 +101,7 @@ def _attempt(spec: RunSpec, store: RunStore, log: Path, stop: Callable[[], bool]
 
 
 def _train(spec: RunSpec, folder: Path, stop: Callable[[], bool]) -> dict[str, float]:
-    from shared.training.experiment import run_experiment  # torch and Lightning load here, inside the log
+    from shared.training.experiment import run_experiment
 
     config = compose(config_schema(spec.paper), spec.config)
     relaunch_by_train(spec.paper, folder)
@@ -142,8 +148,13 @@ def captured(log: Path) -> Iterator[None]:
 
 
 def _stream(descriptor: int) -> TextIO:
-    """A stream onto `descriptor`, which the `sys.stdout` of a notebook or a test does not write to."""
-    return os.fdopen(descriptor, "w", encoding="utf-8", buffering=1, closefd=False)
+    """An unbuffered stream onto `descriptor`.
+
+    The `sys.stdout` of a notebook or a test goes elsewhere, and what a full disk refuses to take must not turn
+    up on the terminal later, out of a buffer.
+    """
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="replace", write_through=True)
 
 
 def _machine(spec: RunSpec) -> dict[str, object]:

@@ -6,7 +6,6 @@ run that another `reproduce` works on is put off and looked at again until that 
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import shutil
@@ -19,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -287,8 +286,6 @@ _at_work = threading.Event()
 def _work(spec: RunSpec, root: Path, rerun: bool, stop_file: Path) -> Outcome:
     _at_work.set()
     try:
-        with suppress(Exception):  # what is wrong with it the run itself will say, in its log
-            importlib.import_module("shared.training.experiment")  # here, so that no run's time contains it
         return execute(spec, root, rerun=rerun, stop_file=stop_file, stopped=_orphaned.is_set)
     finally:
         _at_work.clear()

@@ -101,9 +101,9 @@ def make_plan(recipe: Recipe, profile: str, seeds: int | None = None, overrides:
                 unit=next(unit for unit in (column.unit, row.unit, table.unit) if unit is not None),
                 runs={},
             )
+            mark, plain = fingerprint(config), resolved(config)
             for seed in chosen:
-                config.seed = seed
-                key = run_key(recipe.paper, fingerprint(config), seed)
+                key = run_key(recipe.paper, mark, seed)
                 spec = RunSpec(
                     id=f"{key}-{source[:8]}",
                     key=key,
@@ -113,7 +113,7 @@ def make_plan(recipe: Recipe, profile: str, seeds: int | None = None, overrides:
                     row=row.id,
                     column=column.id,
                     seed=seed,
-                    config=resolved(config),
+                    config=plain | {"seed": seed},
                 )
                 cell.runs[seed] = runs.setdefault((seed, key), spec).id
             cells.append(cell)

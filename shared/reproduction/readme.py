@@ -41,6 +41,7 @@ def write_readmes() -> list[Path]:
 def results_block(paper: str, profile: str, table: str) -> str:
     """What stands between `<!-- results: profile/table -->` and its end, newline included."""
     recipe = load_recipe(paper, table)
+    recipe.at(profile)  # a mistyped profile must not look like one that was not measured
     if not committed_path(paper, table, profile).is_file():
         return f"\nNot measured yet: `{command(paper, table, profile)}`\n\n"
     view = view_of(recipe, profile)

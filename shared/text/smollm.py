@@ -1,8 +1,8 @@
 """SmolLM2-135M as an ordinary Hugging Face folder, made once from the embedded GGUF file.
 
-The embedded package holds 4-bit weights in llama.cpp's file format. Here they are dequantised to float32 and written
-as safetensors with their config and tokenizer, so that `AutoModelForCausalLM.from_pretrained(folder)` loads them in a
-second, without the slow GGUF path of the library.
+The embedded package holds 4-bit weights in llama.cpp's file format. Here they are dequantised to float32 and
+written as safetensors with their config and tokenizer, so that `AutoModelForCausalLM.from_pretrained(folder)`
+loads them in a second, without the slow GGUF path of the library.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +29,7 @@ CONTROL = 3  # token type of special tokens in a GGUF file
 
 @functools.cache
 def smollm2() -> Path:
-    """Folder with config, safetensors and tokenizer of SmolLM2-135M-Instruct (134,515,008 parameters, float32).
+    """Folder with config, float32 weights (134,515,008 parameters) and tokenizer of SmolLM2-135M-Instruct.
 
     The first call takes about ten seconds and 540 MB of cache.
 
@@ -48,7 +46,7 @@ def smollm2() -> Path:
 
 
 def converted(gguf_file: Path) -> Path:
-    """Folder of the conversion of `gguf_file`, keyed by its content; made when absent, by one process only."""
+    """Folder of the conversion of `gguf_file`, keyed by its content; when absent, one process makes it."""
     with gguf_file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
     parent = cache_dir() / "converted"
@@ -58,12 +56,11 @@ def converted(gguf_file: Path) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     with FileLock(parent / f"{folder.name}.lock"):
         if not folder.is_dir():
-            part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=parent))
-            try:
+            with tempfile.TemporaryDirectory(prefix="making.", dir=parent) as scratch:
+                part = Path(scratch) / folder.name
+                part.mkdir()
                 convert(gguf_file, part)
-                os.replace(part, folder)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+                part.replace(folder)
     return folder
 
 
@@ -123,7 +120,7 @@ def hf_weights(
 def half_layout(rows: np.ndarray, heads: int) -> np.ndarray:
     """Reorder q or k rows from interleaved rotary pairs to rotary halves.
 
-    llama.cpp rotates the rows (0, 1), (2, 3), ... of a head together, Hugging Face the rows (0, d/2), (1, d/2 + 1), ...
+    llama.cpp rotates the rows (0, 1), (2, 3), ... of a head together, Hugging Face (0, d/2), (1, d/2 + 1).
 
     Args:
         rows: (heads * d, n), interleaved.

@@ -7,6 +7,7 @@ its profile < row and column < the command line. A key that no dataclass knows i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -118,12 +119,11 @@ def compose(
         UserError: a key that the schema lacks (the nearest one is named), a value of the wrong type (the
             allowed type is named), or an override that is not `key=value`.
     """
-    config = OmegaConf.structured(schema)
-    for layer in [*layers, _parse(overrides)]:
-        try:
-            config = OmegaConf.merge(config, layer)
-        except OmegaConfBaseException as error:
-            raise UserError(_explain(error, schema, layer)) from None
+    layers = (*layers, _parse(overrides))
+    try:
+        config = OmegaConf.merge(_defaults(schema), *layers)
+    except OmegaConfBaseException:
+        config = _find_fault(schema, layers)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise UserError(f"these keys need a value: {', '.join(missing)}. Give them as key=value.")
@@ -172,6 +172,22 @@ def _parse(overrides: Sequence[str]) -> DictConfig:
         raise UserError(
             f"cannot read the value in {' '.join(overrides)}: {str(error).splitlines()[0]}"
         ) from None
+
+
+@functools.cache
+def _defaults(schema: type[BaseConfig]) -> DictConfig:
+    return OmegaConf.structured(schema)  # slow, and the same for every run of a table
+
+
+def _find_fault(schema: type[BaseConfig], layers: Sequence[Mapping[str, Any]]) -> DictConfig:
+    """Merge layer by layer, slowly, to say which one is wrong."""
+    config = OmegaConf.structured(schema)
+    for layer in layers:
+        try:
+            config = OmegaConf.merge(config, layer)
+        except OmegaConfBaseException as error:
+            raise UserError(_explain(error, schema, layer)) from None
+    return config
 
 
 def _fields(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

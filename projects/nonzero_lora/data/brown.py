@@ -1,4 +1,4 @@
-"""One genre of the Brown corpus as running text, cut into chunks of equal length: training text of a small LM."""
+"""One genre of the Brown corpus as running text, cut into chunks of equal length."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plain_text(tagged: str) -> str:
 
 
 def chunks(folder: Path, genre: str, tokenizer: Any, length: int) -> tuple[Tensor, Tensor]:
-    """Token ids of a genre: training chunks (N, length) and held-out chunks (M, length), from different files.
+    """Token ids of a genre: training (N, length) and held-out (M, length) chunks, from different files.
 
     Chunks come from the files in turn, so that a few of them already cover many files.
     """

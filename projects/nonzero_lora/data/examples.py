@@ -12,7 +12,8 @@ from projects.nonzero_lora.answers import NEEDS_NUMBER
 from shared.errors import UserError
 
 PROMPT = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Response:"
 )
 PROMPT_WITH_INPUT = (
@@ -71,13 +72,15 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         UserError: not JSON, or a record that is not an object; file and index (from 0) are named.
     """
     text = path.read_text("utf-8-sig")
-    try:
-        if text.lstrip().startswith("["):
-            records = json.loads(text)
-        else:
-            records = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON ({error}). Fetch it again.") from None
+    # Not splitlines: it also cuts at separators that JSON allows inside a text.
+    lines = [text] if text.lstrip().startswith("[") else [line for line in text.split("\n") if line.strip()]
+    records: list[Any] = []
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, record {len(records)}: not JSON ({error}). Fetch the file again.") from None
+        records += found if isinstance(found, list) else [found]
     for index, record in enumerate(records):
         if not isinstance(record, dict):
             raise UserError(f"{path}, record {index}: expected an object, found {str(record)[:60]!r}.")
@@ -101,7 +104,8 @@ def text_field(
         value = repr(value)
     if not isinstance(value, str):
         raise UserError(
-            f"{path}, record {index}: expected text under '{key}', found {value!r}. Keys: {', '.join(record)}."
+            f"{path}, record {index}: expected text under '{key}', found {value!r}. "
+            f"Its keys: {', '.join(record)}."
         )
     return value
 

@@ -1,4 +1,7 @@
-"""Five GLUE tasks as text to text, in T5's own prompts (Raffel et al. 2020, appendix D); dev sets are the tests."""
+"""Five GLUE tasks as text to text, in T5's own prompts (Raffel et al. 2020, appendix D).
+
+The labels of the test files are not public, so the dev sets are the tests.
+"""
 
 from __future__ import annotations
 
@@ -105,4 +108,4 @@ def load(root: Path, name: str, tests: list[str]) -> TextTask:
     folder = root / FOLDER / name
     dev = read_examples(folder / task.dev, task)
     questions = [Question(example.prompt, example.response, "equal") for example in dev]
-    return TextTask(read_examples(folder / "train.tsv", task), dev, {test: questions for test in tests})
+    return TextTask(read_examples(folder / "train.tsv", task), dev, dict.fromkeys(tests, questions))

@@ -39,7 +39,7 @@ def source_of(name: str) -> tuple[str, str]:
 
 
 def load_task(config: Any) -> TextTask:
-    """Training examples, held-out examples and test questions of `config.lm.data` below `config.data.root`."""
+    """Training and held-out examples and test questions of `config.lm.data` below `config.data.root`."""
     lm, (source, part) = config.lm, source_of(config.lm.data)
     if not config.data.root:
         raise UserError(

@@ -18,7 +18,7 @@ from projects.nonzero_lora.data.examples import (
 from shared.errors import UserError, suggest
 
 FOLDER = "LLM-Adapters"
-LAYOUT = f"{FOLDER}/ft-training_set/{{NAME}}.json and {FOLDER}/dataset/{{TEST}}/test.json, the repository as cloned"
+LAYOUT = f"{FOLDER}/ft-training_set/{{NAME}}.json and {FOLDER}/dataset/{{TEST}}/test.json, as cloned"
 SOURCE = "https://github.com/AGI-Edgerunners/LLM-Adapters"
 
 TRAINING_SETS = ("math_10k", "commonsense_15k", "commonsense_170k")
@@ -89,8 +89,8 @@ def read_questions(path: Path, test: str) -> list[Question]:
 def load(root: Path, name: str, tests: list[str]) -> TextTask:
     """Training set `name` and `tests`; the loss is followed on the worked answers of the test sets.
 
-    Worked answers are the `output` fields; the ones of the arithmetic sets were written by a model and are not
-    always right, so they serve for a loss, never for accuracy.
+    Worked answers are the `output` fields; those of the arithmetic sets were written by a model and are not
+    always right: they serve for a loss, never for accuracy.
     """
     files = {test: test_file(root, test) for test in tests}
     train = read_examples(training_file(root, name))

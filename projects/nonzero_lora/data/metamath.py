@@ -1,4 +1,4 @@
-"""MetaMathQA in the PiSSA data set, tested on GSM8K and MATH as the re-evaluation of arXiv 2602.04998 does."""
+"""MetaMathQA in the PiSSA data set, tested on GSM8K and MATH (as in arXiv 2602.04998)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def prompt_of(instruction: str) -> str:
-    """`instruction` in the Alpaca prompt, unless it is a whole prompt already (the test file may hold those)."""
+    """`instruction` in the Alpaca prompt, unless it is one already (a test file may hold whole prompts)."""
     return instruction if "### Response:" in instruction else alpaca(instruction)
 
 

@@ -21,8 +21,9 @@ Row = tuple[list[int], list[int]]  # token ids and labels
 def encode(example: Example, tokenizer: Any, max_length: int, loss_on: str, seq2seq: bool) -> Row:
     """Token ids and labels of one example.
 
-    A decoder reads prompt, response and end mark in one; the prompt is encoded on its own, exactly as it is when an
-    answer is generated. An encoder-decoder reads the prompt and writes the response. Both are cut at `max_length`.
+    A decoder reads prompt, response and end mark in one; the prompt is encoded on its own, exactly as it is
+    when an answer is generated. An encoder-decoder reads the prompt and writes the response. Both are cut at
+    `max_length` tokens.
     """
     if loss_on not in LOSS_ON:
         raise UserError(

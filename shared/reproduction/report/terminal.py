@@ -104,7 +104,7 @@ def _claim(view: View, claim: dict[str, Any]) -> Padding:
     text.append(f"  {claim['says']}\n")
     text.append(view.claim_figures(claim), style="bold")
     text.append(f"  {claim.get('note', '')}", style="dim")
-    return Padding(text, (0, 0, 0, 2))
+    return Padding(text, (0, 0, 0, 2), expand=False)
 
 
 def _print_runs(console: Console, view: View, results: Results) -> None:

@@ -10,7 +10,7 @@ from shared.errors import UserError
 from shared.reproduction.recipe import Entry, load_recipe, recipes
 from shared.reproduction.results import Results
 from shared.reproduction.synthetic import synthetic_results
-from shared.training.config import base_layer, compose
+from shared.training.config import compose
 
 RATES = {"lr_1e-4": 1e-4, "lr_3e-4": 3e-4, "lr_1e-3": 1e-3, "lr_3e-3": 3e-3, "lr_1e-2": 1e-2}
 INIT_A = [50.0, 60.0, 70.0, 80.0, 75.0]
@@ -138,16 +138,11 @@ def test_recipes_compose_and_name_real_functions() -> None:
     for recipe in recipes("nonzero_lora"):
         for name in recipe.profiles:
             here = recipe.at(name)
-            for row in here.rows.values():
-                for column in here.columns.values():
-                    compose(
-                        Config,
-                        base_layer(),
-                        here.config,
-                        here.profiles[name].config,
-                        row.config,
-                        column.config,
-                    )
+            rows, columns = list(here.rows.values()), list(here.columns.values())
+            for row, column in [(row, columns[0]) for row in rows] + [
+                (rows[0], column) for column in columns
+            ]:
+                compose(Config, here.config, here.profiles[name].config, row.config, column.config)
             for claim in here.claims:
                 assert claim.function is None or callable(load_function(claim.function))
         for name in recipe.figures:

@@ -1,4 +1,4 @@
-"""The starts of LoRA against peft's own default, their statistics, first gradients, and the layers they find."""
+"""The starts of LoRA against peft's default, their statistics, first gradients, and how layers are found."""
 
 import copy
 import math
@@ -222,7 +222,7 @@ def test_a_pattern_that_matches_nothing_names_the_nearest_layers() -> None:
     ) as error:
         attach(model, adapter(INIT_A, rank=2, targets=["value", "querry"]), 0)
     assert "norm" not in str(error.value)
-    with pytest.raises(UserError, match="adapter.targets is empty"):
+    with pytest.raises(UserError, match=r"adapter\.targets is empty"):
         attach(model, adapter(INIT_A, rank=2, targets=[]), 0)
 
 

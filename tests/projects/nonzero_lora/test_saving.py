@@ -1,4 +1,4 @@
-"""What is saved is enough to rebuild the model, foreign base models are refused, peft loads the plain export."""
+"""What is saved rebuilds the model, foreign base models are refused, peft loads the plain export."""
 
 import copy
 from pathlib import Path

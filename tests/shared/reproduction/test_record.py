@@ -31,7 +31,12 @@ def test_the_record_has_exactly_the_promised_form(tmp_path):
     assert [list(run) for run in record["runs"]] == [run_keys] * 6
     assert record["cells"][0] == {
         **dict.fromkeys(("published", "provenance", "verdict")),
-        **{"row": "a", "column": "x", "mean": 1.5, "std": round(math.sqrt(0.5), 10), "n": 2, "unit": "%"},
+        "row": "a",
+        "column": "x",
+        "mean": 1.5,
+        "std": round(math.sqrt(0.5), 10),
+        "n": 2,
+        "unit": "%",
     }
     assert record["claims"][0]["verdict"] == "holds"
     assert {run["status"] for run in record["runs"]} == {"finished", "failed", "missing"}

@@ -3,7 +3,6 @@ import io
 import json
 import math
 import re
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -16,6 +15,7 @@ from shared.reproduction.report import charts
 from shared.reproduction.report.view import duration, estimate_text, plain, tally, with_spread
 from shared.reproduction.synthetic import synthetic_results
 
+COMMAND = "python scripts/reproduce.py toy main --profile paper"
 TABLES = """
 paper: {slug: toy, title: "Toy & sons", venue: "Venue 2025"}
 tables:
@@ -45,9 +45,8 @@ def broken(results):
 
 
 @pytest.fixture
-def made(toy, tmp_path, monkeypatch):
+def made(toy, tmp_path):
     """(record, results) of a table with everything in it."""
-    monkeypatch.setitem(sys.modules, "figures_of_the_test", sys.modules[curves.__module__])
     (toy / "projects" / "toy" / "tables.yaml").write_text(TABLES)
 
     def make(profile="paper", columns=3, seeds=5, **more):
@@ -84,7 +83,7 @@ def made(toy, tmp_path, monkeypatch):
             "unit": "%",
             "published": "main",
             "plots": {"x": "log", "xlabel": "learning rate"},
-            "figures": tuple(f"figures_of_the_test:{name}" for name in ("curves", "picture", "broken")),
+            "figures": tuple(f"{__name__}:{name}" for name in ("curves", "picture", "broken")),
             "title": "Accuracy over rates",
             "about": "Is it true that 1 < 2?",
         }
@@ -92,9 +91,7 @@ def made(toy, tmp_path, monkeypatch):
         art = results.artifacts("a", "c0", 0)
         art.mkdir(parents=True)
         _write_png(art / "sample_one.png")
-        return build_record(
-            results, "python scripts/reproduce.py toy main --profile paper", 0.0, 60.0
-        ), results
+        return build_record(results, COMMAND, 0.0, 60.0), results
 
     return make
 
@@ -113,12 +110,11 @@ def printed(record, results, width):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("columns", [3, 13])
+@pytest.mark.parametrize("columns", [3, 8])
 def test_terminal_shows_everything_within_its_width(made, width, columns):
     record, results = made(columns=columns)
     text = printed(record, results, width)
-    logs = [line for line in text.splitlines() if "log:" in line or line.startswith("    ")]
-    assert all(len(line) <= width for line in text.splitlines() if line not in logs)
+    assert max(len(line) for line in text.splitlines() if "log:" not in line) <= width
     for place in range(columns):
         assert re.search(rf"\brate {place}\b", text)
     assert text.count("A | a") == text.count("B_b & 50 %") >= 1
@@ -131,7 +127,6 @@ def test_terminal_shows_everything_within_its_width(made, width, columns):
         "✘ fails b is below <a>",
     ):
         assert expected in words
-    assert "+0.30 [" not in words  # no sign where all figures are positive
     assert "failed a/c0/seed 5" in words
     assert "not finite for seed 2" in words
 
@@ -233,7 +228,7 @@ def test_html_is_self_contained_and_says_everything(made, tmp_path):
             "not available",
         ),
         *("Loss of the first run", "third-party re-evaluation, a report", "optimizer.lr", "0.01"),
-        *("RuntimeError: no <curve> here", "python scripts/reproduce.py toy main --profile paper"),
+        *("RuntimeError: no <curve> here", COMMAND),
         *("1 holds, 1 fails, 1 inconclusive", "1 match", "learning rate", "A | a", "a/c0/seed 5"),
     ):
         assert expected in words, expected
@@ -258,7 +253,7 @@ def test_columns_without_a_number_or_with_other_units_are_drawn_apart(made, tmp_
         "c1": Entry("c1", "loss", unit="nats"),
         "c2": Entry("c2"),
     }
-    record, results = made(**{"columns": entries} if False else {}, figures=())
+    record, results = made(figures=())
     results.recipe.columns.update(entries)
     for cell in record["cells"]:
         cell["unit"] = entries[cell["column"]].unit or "%"

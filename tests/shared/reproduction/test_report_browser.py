@@ -74,27 +74,23 @@ def test_the_page_fits_a_phone_and_paints_in_both_themes(browser, page, tmp_path
     """A frame of 390 px shows the page without sideways scrolling, and light and dark differ."""
     probe = tmp_path / "probe.html"
     probe.write_text(
-        f'<iframe id="f" style="width:390px;height:800px;border:0" srcdoc="{_quoted(page.read_text())}"></iframe>'
+        '<iframe id="f" style="width:390px;height:800px;border:0" '
+        f'srcdoc="{_quoted(page.read_text())}"></iframe>'
         "<p id=result>waiting</p><script>document.getElementById('f').onload = e => {"
         "const d = e.target.contentDocument.documentElement;"
-        "document.getElementById('result').textContent = `width ${d.scrollWidth} of ${d.clientWidth}`}</script>"
+        "document.getElementById('result').textContent = `width ${d.scrollWidth} of ${d.clientWidth}`}"
+        "</script>"
     )
-    width, frame = map(
-        int,
-        re.search(r"width (\d+) of (\d+)", browse(browser, tmp_path, "--dump-dom", probe.as_uri())).groups(),
-    )
+    dom = browse(browser, tmp_path, "--dump-dom", probe.as_uri())
+    width, frame = map(int, re.search(r"width (\d+) of (\d+)", dom).groups())
     assert width <= frame == 390
     import matplotlib.image
 
     brightness = {}
-    for theme in ("light", "dark"):
-        dark = (
-            "--blink-settings=preferredColorScheme=0"
-            if theme == "dark"
-            else "--blink-settings=preferredColorScheme=1"
-        )
+    for theme, number in (("light", 1), ("dark", 0)):
+        scheme = f"--blink-settings=preferredColorScheme={number}"
         picture = tmp_path / f"{theme}.png"
-        browse(browser, tmp_path, dark, "--window-size=900,900", f"--screenshot={picture}", page.as_uri())
+        browse(browser, tmp_path, scheme, "--window-size=900,900", f"--screenshot={picture}", page.as_uri())
         brightness[theme] = float(matplotlib.image.imread(picture)[..., :3].mean())
     assert brightness["light"] > 0.85
     assert brightness["dark"] < 0.3

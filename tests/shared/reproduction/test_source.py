@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from shared.reproduction.source import _canonical, import_closure, source_hash
 
 @pytest.fixture
 def tree(toy: Path) -> Path:
-    """`shared` as real files of our own, so that a test can change them."""
-    (toy / "shared").unlink()
+    """A `shared` of a few small modules, which import each other in every way there is."""
+    shutil.rmtree(toy / "shared")
     files = {
         "shared/__init__.py": "",
         "shared/training/__init__.py": "",

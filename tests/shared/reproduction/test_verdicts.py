@@ -172,9 +172,6 @@ def broken(results):
 def test_function_claims(tmp_path):
     results = synthetic_results(tmp_path, VALUES)
     name = f"{__name__}:best_gain"
-    import sys
-
-    sys.modules.setdefault(__name__, sys.modules[best_gain.__module__])
     found = judge_claim(claim("function", function=name, arguments={"row": "ours"}), results)
     assert (found.verdict, found.n) == ("holds", 5)
     assert found.estimate == pytest.approx(1.0)

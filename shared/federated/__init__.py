@@ -1,0 +1,1 @@
+"""Federated learning as ordinary Lightning training: one training step is one communication round."""

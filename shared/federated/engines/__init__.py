@@ -1,0 +1,31 @@
+"""Ways to run the tasks of one call. All give the results of `Sequential`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shared.errors import UserError, suggest
+from shared.federated.node import Node, Outcome, Task
+
+
+class Engine(Protocol):
+    """Runs every task and returns one outcome each, in any order.
+
+    An engine may batch clients, share them out or send them elsewhere. It uses `node.run(task)` for one client, or
+    `node.open`, `node.client_data`, `node.randomness`, `node.seal` and `node.states` to do the same in its own way.
+    """
+
+    def run(self, tasks: Sequence[Task], node: Node) -> list[Outcome]: ...
+
+
+def make(engine: str | Engine) -> Engine:
+    """An engine by name, or the object given."""
+    if not isinstance(engine, str):
+        return engine
+    if engine == "sequential":
+        from shared.federated.engines.sequential import Sequential
+
+        return Sequential()
+    names = ["sequential"]
+    raise UserError(f"unknown engine '{engine}'; engines: {', '.join(names)}.{suggest(engine, names)}")

@@ -1,0 +1,126 @@
+"""Bytes on the wire: a checked frame around a safetensors file. Nothing in it can execute.
+
+Frame: 4 bytes of magic, 16 bytes of checksum, then the safetensors bytes (header length, JSON header, data). The
+file is written here in one copy and read by the `safetensors` library, which refuses malformed headers.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from shared.errors import UserError
+from shared.federated.errors import WireError
+
+MAGIC = b"FED1"
+START = len(MAGIC) + 16
+HEADER = "(header)"  # the ledger's name for framing, names, shapes and strings
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
+    """One message. `meta` is any JSON value; tensors that share their memory are sent once.
+
+    Raises:
+        UserError: a tensor whose dtype has no safe format (complex, quantised).
+    """
+    header: dict[str, Any] = {}
+    chunks: list[memoryview] = []
+    offset, seen, aliases = 0, {}, {}
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
+            raise UserError(
+                f"'{name}' has dtype {tensor.dtype}, layout {tensor.layout}; a message takes dense "
+                f"{', '.join(DTYPES.values())}."
+            )
+        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() > 1 and place in seen:
+            aliases[name] = seen[place]
+            continue
+        seen[place] = name
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + data.nbytes],
+        }
+        offset += data.nbytes
+        chunks.append(data.data)
+    about = {"meta": meta, **({"aliases": aliases} if aliases else {})}
+    text = json.dumps(
+        {"__metadata__": {"about": json.dumps(about)}, **header}, separators=(",", ":")
+    ).encode()
+    text += b" " * (-len(text) % 8)
+    body = b"".join([struct.pack("<Q", len(text)), text, *chunks])
+    return b"".join([MAGIC, _checksum(body), body])
+
+
+def unpack(message: bytes) -> tuple[dict[str, Tensor], Any]:
+    """Tensors and meta of a message.
+
+    Raises:
+        WireError: the message is truncated, was altered, or is no message of this kind.
+    """
+    if message[: len(MAGIC)] != MAGIC:
+        raise WireError(
+            f"expected a message that starts with {MAGIC!r}, found {message[:4]!r} ({len(message)} bytes)."
+        )
+    body = memoryview(message)[START:]
+    if _checksum(body) != message[len(MAGIC) : START]:
+        raise WireError(f"a message of {len(message)} bytes was truncated or altered on its way.")
+    try:
+        tensors = safetensors.torch.load(bytes(body))
+        about = json.loads(_header(message)["__metadata__"]["about"])
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise WireError(f"a message cannot be read: {error}") from None
+    for name, other in about.get("aliases", {}).items():
+        tensors[name] = tensors[other]
+    return tensors, about["meta"]
+
+
+def sizes(message: bytes) -> dict[str, int]:
+    """Bytes of every tensor, parts of one entry ("w#codes", "w#range") together; they add up to the message."""
+    found: dict[str, int] = {}
+    for name, entry in _header(message).items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            base = name.partition("#")[0]
+            found[base] = found.get(base, 0) + end - start
+    return {HEADER: len(message) - sum(found.values()), **found}
+
+
+def _header(message: bytes) -> dict[str, Any]:
+    (length,) = struct.unpack_from("<Q", message, START)
+    return json.loads(message[START + 8 : START + 8 + length])
+
+
+def _checksum(body: bytes | memoryview) -> bytes:
+    """Two 64-bit sums of the words, plain and weighted by position: flips, swaps and cuts show.
+
+    It guards against accidents, at memory speed; against people, use TLS (see docs/federated.md).
+    """
+    whole = len(body) // 8 * 8
+    words = np.frombuffer(body[:whole], dtype="<u8")
+    rest = int.from_bytes(bytes(body[whole:]) + bytes([len(body) % 256]), "little")
+    plain = (int(words.sum(dtype=np.uint64)) + rest) % 2**64
+    weighted = (int(words.dot(np.arange(1, len(words) + 1, dtype=np.uint64))) + 31 * rest) % 2**64
+    return struct.pack("<QQ", plain, weighted)
