@@ -16,7 +16,7 @@ REPO = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def toy_root(tmp_path: Path) -> Path:
-    """A repository with the paper `toy` alone: `shared` is a copy, which nobody edits meanwhile, `scripts` a link."""
+    """A repository with the paper `toy` alone, `shared` a copy so that an edit meanwhile changes nothing."""
     root = tmp_path / "repo"
     (root / "configs" / "toy").mkdir(parents=True)
     (root / "projects").mkdir()

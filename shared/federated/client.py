@@ -81,13 +81,11 @@ class FederatedClient:
         return self.evaluate(inbox, {}, data)
 
     def evaluate_after_fit(self, inbox: Payload, state: dict[str, Any], data: ClientData) -> Payload | None:
-        """As `evaluate`, after training once more on the client's data; call it with `save_state=False`."""
+        """As `evaluate`, after one more `fit`; call it with `save_state=False`."""
         if data.test is None or not len(data.test):
             return None
-        model = self.model(inbox, state)
-        self.train(model, inbox, state, data)
-        sums, weights = run_validation(model, data.loader("test"))
-        return Payload(sums=sums, weights=weights)
+        reply = self.fit(inbox, state, data)
+        return self.evaluate(Payload(model={**inbox["model"], **reply["model"]}), state, data)
 
     # What the methods above are made of.
 

@@ -163,7 +163,8 @@ class _Run:
             if self.mixed:
                 torch.clear_autocast_cache()  # the weights changed under a surrounding autocast
             self.report.samples += _batch_size(batch)
-            self._hook("on_train_batch_end", outputs, batch, index)
+            if "on_train_batch_end" in self.hooks:
+                self.model.on_train_batch_end(self._as_lightning_passes(outputs), batch, index)
             if self.model.automatic_optimization and self._steps_now(index):
                 self._schedule("step", index)
             if self._done():
@@ -178,7 +179,8 @@ class _Run:
             return self._training_step(batch, index)
         closure = partial(self._closure, batch, index)
         if not self._steps_now(index):
-            return closure()
+            closure()
+            return self.outputs
         self._note_lr()
         if self.custom_step:
             wrapped = self.trainer.strategy._lightning_optimizers[0]
@@ -232,6 +234,13 @@ class _Run:
             self.trainer.strategy.clip_gradients(
                 optimizer, settings.gradient_clip_val, settings.gradient_clip_algorithm
             )
+
+    def _as_lightning_passes(self, outputs: Any) -> dict[str, Any]:
+        found = {"loss": outputs} if isinstance(outputs, Tensor) else dict(outputs or {})
+        if "loss" in found:
+            shared = self.settings.accumulate_grad_batches if self.model.automatic_optimization else 1
+            found["loss"] = found["loss"].detach() / shared
+        return found
 
     def _steps_now(self, index: int) -> bool:
         return (index + 1) % self.settings.accumulate_grad_batches == 0 or self.trainer.is_last_batch

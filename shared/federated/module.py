@@ -91,7 +91,7 @@ class FederatedModule(LightningModule):
         self.engine = engines.make(engine)
         self.ledger, self.states = Ledger(), ClientStates(spill)
         self.artifacts: Path | None = None  # set by the run; receives rounds.jsonl
-        self.traffic = {"down": 0, "up": 0}
+        self.traffic = {"down": 0, "up": 0}  # bytes of all rounds; evaluation is in the ledger only
         self._rounds: RoundsFile | None = None
 
     # The algorithm.
@@ -103,6 +103,10 @@ class FederatedModule(LightningModule):
     def theta(self) -> dict[str, Tensor]:
         """What is sent down of the model: its shared entries, not copied."""
         return self.client.down(self.model)
+
+    def broadcast(self) -> Payload:
+        """What clients receive before they train or are evaluated."""
+        return Payload(model=self.theta())
 
     def load(self, entries: dict[str, Tensor]) -> None:
         """Set entries of the model; those not named keep their value.
@@ -154,7 +158,7 @@ class FederatedModule(LightningModule):
             for who, part in ((target, cohort.everyone), (f"new/{target}", held_out)):
                 replies = part.call(
                     TARGETS[target],
-                    Payload(model=self.theta()),
+                    self.broadcast(),
                     codec=Chain(),
                     phase="evaluate",
                     save_state=False,
@@ -238,7 +242,10 @@ class FederatedModule(LightningModule):
             )
         self.states.load_state_dict(checkpoint["federated"]["states"])
         self.ledger.load_state_dict(checkpoint["federated"]["ledger"])
-        self.traffic = {which: self.ledger.by("direction").get(which, 0) for which in self.traffic}
+        self.traffic = {
+            which: self.ledger.total(direction=which) - self.ledger.total(direction=which, phase="evaluate")
+            for which in self.traffic
+        }
         for name, value in checkpoint["federated"]["server"].items():
             setattr(self, name, value)
 

@@ -38,7 +38,7 @@ class Recorder:
             return
         value = value.detach() if isinstance(value, torch.Tensor) else float(value)
         weight = float(batch_size) if batch_size and self.weight != 1.0 else self.weight
-        self.sums[name] = self.sums.get(name, 0.0) + value * weight
+        self.sums[name] = self.sums.get(name, 0.0) + (value if weight == 1.0 else value * weight)
         self.weights[name] = self.weights.get(name, 0.0) + weight
         self.last[name] = value
         if on_epoch:

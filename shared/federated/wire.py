@@ -88,8 +88,10 @@ def unpack(message: bytes) -> tuple[dict[str, Tensor], Any]:
     if _checksum(body) != message[len(MAGIC) : START]:
         raise WireError(f"a message of {len(message)} bytes was truncated or altered on its way.")
     try:
-        tensors = safetensors.torch.load(bytes(body))
-        about = json.loads(_header(message)["__metadata__"]["about"])
+        loaded = safetensors.torch.load(bytes(body))
+        header = _header(message)
+        about = json.loads(header["__metadata__"]["about"])
+        tensors = {name: loaded[name] for name in header if name in loaded}  # the library's order is random
     except (SafetensorError, ValueError, KeyError) as error:
         raise WireError(f"a message cannot be read: {error}") from None
     for name, other in about.get("aliases", {}).items():

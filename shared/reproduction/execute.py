@@ -150,8 +150,8 @@ def captured(log: Path) -> Iterator[None]:
 def _stream(descriptor: int) -> TextIO:
     """An unbuffered stream onto `descriptor`.
 
-    The `sys.stdout` of a notebook or a test goes elsewhere, and what a full disk refuses to take must not turn
-    up on the terminal later, out of a buffer.
+    The `sys.stdout` of a notebook or a test goes elsewhere, and what a full disk refuses to take must not
+    turn up on the terminal later, out of a buffer.
     """
     raw = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="replace", write_through=True)

@@ -6,6 +6,7 @@ run that another `reproduce` works on is put off and looked at again until that 
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import shutil
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from shared import paths
-from shared.errors import UserError
 from shared.reproduction.execute import BUSY, Outcome, execute
 from shared.reproduction.plan import RunSpec
 from shared.reproduction.store import FAILED, FINISHED, INTERRUPTED, RunStore
@@ -180,17 +180,12 @@ def run_slurm(
     Ctrl-C cancels jobs that wait and asks those that run to save a checkpoint; twice cancels all. The
     environment variable PAPERWORKS_SUBMITIT_CLUSTER (slurm, local, debug) chooses submitit's executor.
     """
-    try:
-        import submitit
-    except ImportError:
-        raise UserError(
-            "--launcher slurm needs the package submitit: pip install 'paperworks[slurm]'."
-        ) from None
-    cluster = os.environ.get("PAPERWORKS_SUBMITIT_CLUSTER", "slurm")
+    import submitit
+
     logs = root / specs[0].paper / ".jobs"
     # the job's python must find this tree, wherever it starts
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(paths.ROOT), os.environ.get("PYTHONPATH")]))
-    executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
+    executor = submitit.AutoExecutor(folder=logs, cluster=submitit_cluster())
     jobs: dict[int, submitit.Job] = {}
     outcomes: dict[int, Outcome] = {}
     for place, spec in enumerate(specs):
@@ -216,6 +211,20 @@ def run_slurm(
         if len(outcomes) < len(jobs):
             time.sleep(poll_seconds)
     return [outcomes.get(place) or Outcome(spec.id, INTERRUPTED) for place, spec in enumerate(specs)]
+
+
+def submitit_cluster() -> str:
+    """Which of submitit's executors to use: slurm, or one for tests."""
+    return os.environ.get("PAPERWORKS_SUBMITIT_CLUSTER", "slurm")
+
+
+def cluster_problems() -> list[str]:
+    """What is missing on this machine for `run_slurm`."""
+    if importlib.util.find_spec("submitit") is None:
+        return ["--launcher slurm needs the package submitit: pip install -e '.[slurm]'"]
+    if submitit_cluster() == "slurm" and shutil.which("srun") is None:
+        return ["--launcher slurm: there is no srun here; give the command on a login node of the cluster."]
+    return []
 
 
 class Job:

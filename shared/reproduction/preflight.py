@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
+from shared.reproduction.launchers import cluster_problems
 from shared.reproduction.plan import Plan, RunSpec, config_schema
 from shared.reproduction.store import FINISHED, STALE, RunStore, check_writable
 from shared.training.config import compose
@@ -92,6 +93,8 @@ def preflight(
         _check_data(check, get)
         if launcher == "local":
             _check_device(check, plan)
+        else:
+            check.problems += cluster_problems()
     _check_overrides(check, plan)
     return check
 

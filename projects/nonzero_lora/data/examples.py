@@ -79,7 +79,9 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         try:
             found = json.loads(line)
         except json.JSONDecodeError as error:
-            raise UserError(f"{path}, record {len(records)}: not JSON ({error}). Fetch the file again.") from None
+            raise UserError(
+                f"{path}, record {len(records)}: not JSON ({error}). Fetch the file again."
+            ) from None
         records += found if isinstance(found, list) else [found]
     for index, record in enumerate(records):
         if not isinstance(record, dict):

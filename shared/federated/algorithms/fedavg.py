@@ -23,7 +23,7 @@ class FedAvg(FederatedModule):
         self.weights = weights
 
     def round(self, cohort: Cohort) -> None:
-        replies = cohort.call("fit", Payload(model=self.theta()), expects="model")
+        replies = cohort.call("fit", self.broadcast(), expects="model")
         self.update(weighted_mean(replies, "model", by=self.weights))
 
 

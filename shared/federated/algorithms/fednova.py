@@ -40,10 +40,9 @@ class FedNova(FederatedModule):
     Client = NovaClient
 
     def round(self, cohort: Cohort) -> None:
-        theta = self.theta()
-        replies = cohort.call("fit", Payload(model=theta), expects="model")
+        replies = cohort.call("fit", self.broadcast(), expects="model")
         n = total(replies, "num_samples")
         walked = sum(reply["num_samples"] * reply["normaliser"] for reply in replies)  # n * tau_eff
         weights = {r.client: r["num_samples"] * (walked / (n * r["normaliser"])) for r in replies}
         stays = n - sum(weights.values())
-        self.update(weighted_mean(replies, "model", by=weights, also=(theta, stays)))
+        self.update(weighted_mean(replies, "model", by=weights, also=(self.theta(), stays)))

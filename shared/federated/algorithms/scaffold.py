@@ -54,8 +54,11 @@ class Scaffold(FederatedModule):
             if name in parameters and parameters[name].requires_grad
         }
 
+    def broadcast(self) -> Payload:
+        return Payload(model=self.theta(), control=self.control)
+
     def round(self, cohort: Cohort) -> None:
-        replies = cohort.call("fit", Payload(model=self.theta(), control=self.control), expects="model")
+        replies = cohort.call("fit", self.broadcast(), expects="model")
         self.update(weighted_mean(replies, "model", by=None))
         share = len(replies) / len(self.data.training_clients)
         for name, delta in weighted_mean(replies, "delta_control", by=None).items():

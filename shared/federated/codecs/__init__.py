@@ -121,13 +121,14 @@ class Chain:
         """
         context = context or Context()
         tensors, meta = wire.unpack(message)
+        order = dict.fromkeys(name.partition("#")[0] for name in tensors)
         try:
             for position, name, suffixes, info in reversed(meta.get("plan", [])):
                 parts = {suffix: tensors.pop(_part(name, suffix)) for suffix in suffixes}
                 tensors[name] = self.codecs[position].decode(name, parts, info, context)
             flat: dict[str, Leaf] = {**tensors, **meta.get("strings", {})}
             flat |= {name: flat[name].item() for name in meta.get("numbers", [])}
-            return Payload.from_flat(flat)
+            return Payload.from_flat({name: flat[name] for name in [*order, *meta.get("strings", {})]})
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise WireError(
                 f"a message does not fit the codecs of its receiver {self} ({type(error).__name__}: {error}). "

@@ -87,7 +87,10 @@ def test_a_missing_file_names_layout_and_source(tmp_path: Path, load, expected: 
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([{"instruction": "a", "output": "b"}, {"instruction": "a"}], "record 1: expected text under 'output'"),
+        (
+            [{"instruction": "a", "output": "b"}, {"instruction": "a"}],
+            "record 1: expected text under 'output'",
+        ),
         ([{"instruction": "a", "output": "b"}, 7], "record 1: expected an object"),
         ([{"instruction": ["a", "b"], "output": "b"}], "record 0: expected text under 'instruction'"),
     ],
@@ -166,7 +169,7 @@ def test_brown_chunks_keep_files_apart(tmp_path: Path) -> None:
         brown.chunks(tmp_path, "mistery", tokenizer, 8)
     with pytest.raises(UserError, match="no chunk of 5000 tokens"):
         brown.chunks(tmp_path, "mystery", tokenizer, 5000)
-    with pytest.raises(UserError, match="download_data.py brown"):
+    with pytest.raises(UserError, match=r"download_data\.py brown"):
         brown.genres(tmp_path / "nothing")
 
 

@@ -1,4 +1,4 @@
-"""Fine-tuning and examination on tiny random models: masks, padding, cached blocks, learning, exact resume."""
+"""Fine-tuning and examination on tiny random models: masks, padding, cached blocks, exact resume."""
 
 import csv
 import json
@@ -79,7 +79,9 @@ def test_losses_are_the_librarys(models: dict[str, Path], family: str, tmp_path:
             expected.append(loss * sum(label != IGNORED for label in labels))
     counts = [sum(label != IGNORED for label in labels) for _, labels in rows]
     assert len(found) == sum(counts)
-    torch.testing.assert_close(torch.stack([part.sum() for part in found.split(counts)]), torch.stack(expected))
+    torch.testing.assert_close(
+        torch.stack([part.sum() for part in found.split(counts)]), torch.stack(expected)
+    )
 
 
 def test_a_prompt_at_the_limit_leaves_a_finite_loss(models: dict[str, Path]) -> None:
@@ -94,14 +96,18 @@ def test_a_prompt_at_the_limit_leaves_a_finite_loss(models: dict[str, Path]) -> 
 
 def test_factors_stay_in_float32_over_bfloat16_weights(models: dict[str, Path]) -> None:
     config = composed(models["llama"])
-    module = LanguageModelLoRA(config, load_model(config.lm.model, "bfloat16"), load_tokenizer(config.lm.model))
+    module = LanguageModelLoRA(
+        config, load_model(config.lm.model, "bfloat16"), load_tokenizer(config.lm.model)
+    )
     kinds = {(p.requires_grad, p.dtype) for p in module.parameters()}
     assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
     ids = torch.arange(4, 12)[None]
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     module.losses(batch).mean().backward()
     trained = [p for p in module.parameters() if p.requires_grad]
-    assert all(p.grad.dtype == torch.float32 for p in trained) and any(p.grad.abs().sum() > 0 for p in trained)
+    assert all(p.grad.dtype == torch.float32 for p in trained) and any(
+        p.grad.abs().sum() > 0 for p in trained
+    )
 
 
 def test_cached_blocks_change_nothing(models: dict[str, Path], tmp_path: Path, monkeypatch) -> None:
@@ -137,8 +143,10 @@ def brown_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 BROWN = {"data": "brown/mystery", "max_length": 16, "heldout_examples": 6, "heldout_steps": [0, 2]}
 
 
-def test_running_text_with_and_without_the_cache(models: dict[str, Path], brown_text: None, tmp_path: Path) -> None:
-    """The laptop table's path: the same held-out losses and the same training, whether blocks are cached or not."""
+def test_running_text_with_and_without_the_cache(
+    models: dict[str, Path], brown_text: None, tmp_path: Path
+) -> None:
+    """The laptop table's path: the same losses and the same training, whether blocks are cached or not."""
     metrics = []
     for blocks, targets in ((0, ["layers.1.*.q_proj", "layers.1.*.v_proj"]), (1, ["q_proj", "v_proj"])):
         if blocks == 0:
@@ -151,11 +159,15 @@ def test_running_text_with_and_without_the_cache(models: dict[str, Path], brown_
         )
         experiment = build(config)
         if blocks == 0:  # the draws are named by layer, and the names differ: give both runs the same start
-            start = {n.replace("layers.1", "layers.0"): p.detach().clone() for n, p in trained(experiment.module)}
+            start = {
+                n.replace("layers.1", "layers.0"): p.detach().clone() for n, p in trained(experiment.module)
+            }
         else:
             for name, parameter in trained(experiment.module):
                 parameter.data.copy_(start[name])
-        metrics.append(run_experiment(lambda _, e=experiment: e, config, tmp_path / str(blocks), group="g", name="n"))
+        metrics.append(
+            run_experiment(lambda _, e=experiment: e, config, tmp_path / str(blocks), group="g", name="n")
+        )
     assert metrics[0].keys() == metrics[1].keys()
     for name in ("heldout/step_0", "heldout/step_2", "heldout/gain_2", "test/loss", "train/loss"):
         assert metrics[0][name] == pytest.approx(metrics[1][name], abs=1e-4), name
@@ -181,13 +193,15 @@ def test_starts_of_the_four_rows(models: dict[str, Path], brown_text: None, tmp_
 
 def test_overfits_one_batch_and_answers_it(models: dict[str, Path]) -> None:
     """From a random model to the right answers of two questions: no random weights reach that."""
-    config = composed(models["llama"], adapter={"rank": 16, "alpha": 32.0, "targets": ["*_proj"], "c_b": 1})
+    config = composed(
+        models["llama"], adapter={"rank": 8, "alpha": 16.0, "targets": ["*_proj", "lm_head"], "c_b": 1}
+    )
     tokenizer = load_tokenizer(config.lm.model)
     module = LanguageModelLoRA(config, load_model(config.lm.model, "float32"), tokenizer)
     examples = [Example("one plus one: ", "true"), Example("two plus two, as a task: ", "solution2")]
     batch = collate([encode(e, tokenizer, 64, "response", False) for e in examples], tokenizer.pad_token_id)
     optimizer = torch.optim.Adam([p for _, p in trained(module)], lr=1e-2)
-    for _ in range(250):
+    for _ in range(150):
         optimizer.zero_grad()
         module.losses(batch).mean().backward()
         optimizer.step()
@@ -212,7 +226,9 @@ def test_accuracy_loss_and_artifacts(models: dict[str, Path], tmp_path: Path, mo
     assert metrics["test/accuracy/AddSub"] == pytest.approx(200 / 3)
     assert metrics["test/accuracy/boolq"] == pytest.approx(100 / 3)
     assert metrics["test/accuracy"] == pytest.approx(50)
-    assert metrics["test/perplexity"] == pytest.approx(torch.tensor(metrics["test/loss"]).exp().item(), rel=1e-5)
+    assert metrics["test/perplexity"] == pytest.approx(
+        torch.tensor(metrics["test/loss"]).exp().item(), rel=1e-5
+    )
     rows = [json.loads(line) for line in (tmp_path / "run/artifacts/boolq.jsonl").read_text().splitlines()]
     assert [(row["output"], row["answer"], row["right"]) for row in rows] == [
         ("true", "true", True),
@@ -227,12 +243,19 @@ def test_resume_equals_uninterrupted(models: dict[str, Path], tmp_path: Path) ->
     config = composed(
         models["qwen3"],
         tmp_path,
-        lm={"data": "metamath", "tests": ["gsm8k"], "heldout_examples": 2, "heldout_steps": [0, 1, 3], "train_examples": 2, "batch_size": 1},
+        lm={
+            "data": "metamath",
+            "tests": ["gsm8k"],
+            "train_examples": 2,
+            "batch_size": 1,
+            "heldout_examples": 2,
+            "heldout_steps": [0, 1, 3],
+        },
         adapter={"c_b": 1, "reset": True, "dropout": 0.3},
         optimizer={"lr": 1e-2, "schedule": "cosine", "warmup_steps": 1},
         trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 1.0},
         runtime={"keep_checkpoint": True},
-    )  # fmt: skip
+    )
     whole = run_experiment(build, config, tmp_path / "whole", group="g", name="n")
     asked = iter([False] * 4 + [True] * 99)
     with pytest.raises(Interrupted):

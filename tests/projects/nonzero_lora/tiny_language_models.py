@@ -1,4 +1,4 @@
-"""Random language models of a few thousand weights in the four families of the recipes, and files in real layouts."""
+"""Tiny random language models of the recipes' four families, and data files in their real layouts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 TEXT = [
-    "Below is an instruction that describes a task. Write a response that appropriately completes the request.",
-    "### Instruction: ### Input: ### Response: The answer is: 42. the correct answer is true false solution1 option2",
-    "mnli hypothesis: premise: sst2 sentence: cola qnli question: mrpc sentence1: sentence2: entailment neutral",
+    "Below is an instruction that describes a task. Write a response that appropriately completes the",
+    "request. ### Instruction: ### Input: ### Response: The answer is: 42. the correct answer is true false",
+    "solution1 option2 mnli hypothesis: premise: sst2 sentence: cola qnli question: mrpc sentence1: neutral",
 ]
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -40,7 +40,7 @@ def save_tokenizer(folder: Path, bos: bool) -> Any:
 
 
 def save_model(folder: Path, family: str) -> Path:
-    """A random model of `family` (llama, qwen3, gemma3, t5) with its tokenizer, as a local Hugging Face folder."""
+    """A random model of `family` (llama, qwen3, gemma3, t5) and its tokenizer, as a Hugging Face folder."""
     import transformers as hf
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,12 @@ def write_llm_adapters(root: Path) -> None:
 
     top = root / "LLM-Adapters"
     sums = [
-        {"instruction": f"What is {n} + 2?", "input": "", "output": f"{n} + 2 = {n + 2}.", "answer": f"{n + 2}.0"}
+        {
+            "instruction": f"What is {n} + 2?",
+            "input": "",
+            "output": f"{n} + 2 = {n + 2}.",
+            "answer": f"{n + 2}.0",
+        }
         for n in range(3)
     ]
     for name in TRAINING_SETS:

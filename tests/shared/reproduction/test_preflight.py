@@ -130,6 +130,7 @@ def test_devices_and_memory(toy: Path, store: RunStore, monkeypatch: pytest.Monk
     assert "GPU memory: 2 run(s) at once need about 20.0 GB, 16.0 GB are there" in " ".join(
         preflight(auto, store, jobs=4).problems
     )
+    monkeypatch.setenv("PAPERWORKS_SUBMITIT_CLUSTER", "local")
     assert preflight(auto, store, launcher="slurm", jobs=4).problems == []  # the cluster's to know
     monkeypatch.setattr(preflight_module, "_free_memory_gb", lambda: 15.0)
     assert "memory: 2 run(s) at once need about 20.0 GB" in " ".join(

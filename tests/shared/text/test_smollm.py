@@ -1,4 +1,4 @@
-"""The GGUF conversion against transformers: tiny random tensors always, the real file when asked for (slow)."""
+"""The GGUF conversion against transformers: tiny random tensors; the real file in the slow test."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,10 @@ def tiny_llama() -> torch.nn.Module:
 
 def as_gguf(model: torch.nn.Module) -> dict[str, np.ndarray]:
     """The weights of `model` under the names and in the row order of a GGUF file."""
-    tensors = {"token_embd.weight": model.model.embed_tokens.weight, "output_norm.weight": model.model.norm.weight}
+    tensors = {
+        "token_embd.weight": model.model.embed_tokens.weight,
+        "output_norm.weight": model.model.norm.weight,
+    }
     for number, layer in enumerate(model.model.layers):
         attention, mlp = layer.self_attn, layer.mlp
         for name, module in {
