@@ -26,6 +26,11 @@ class SaveAndStop(Callback):
         self.saved_at = time.monotonic()
         self.stopping = False
 
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        # A module that reads `trainer.estimated_stepping_batches` makes Lightning build its loader before the
+        # checkpoint's position is known, and then keep it; without this the position would be lost.
+        trainer.fit_loop._combined_loader = None
+
     def on_train_batch_start(self, *args: Any) -> None:
         self._raise_if_stopping()
 

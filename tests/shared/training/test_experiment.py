@@ -24,8 +24,9 @@ from shared.training.logging import last_values, read_history, wandb_mode
 class Noisy(LightningModule):
     """Dropout, momentum and a schedule: everything that a careless resume gets wrong."""
 
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self, width: int = 16, cosine: bool = False) -> None:
         super().__init__()
+        self.save_hyperparameters()
         self.net = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, 1))
         self.artifacts = None
 
@@ -44,6 +45,10 @@ class Noisy(LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=1e-2)
+        if self.hparams.cosine:  # reads the number of steps, which makes Lightning build the loader early
+            steps = int(self.trainer.estimated_stepping_batches)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)]
 
 
@@ -75,7 +80,11 @@ def settings(*overrides):
     )
 
 
-def run(config, folder, stop_after=None):
+def build_cosine(config):
+    return Experiment(Noisy(cosine=True), Data(config.seed))
+
+
+def run(config, folder, stop_after=None, build=build):
     calls = iter(range(10_000))
     stop = (lambda: False) if stop_after is None else (lambda: next(calls) >= stop_after)
     return run_experiment(build, config, folder, group="toy/main", name="a/b/0", stop=stop)
@@ -85,13 +94,14 @@ def weights(folder):
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
+@pytest.mark.parametrize("build", [build, build_cosine])
 @pytest.mark.parametrize("stop_after", [0, 6, 9, 15])  # first batch, end of an epoch, inside one, late
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, stop_after):
-    straight = run(settings(), tmp_path / "straight")
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, stop_after, build):
+    straight = run(settings(), tmp_path / "straight", build=build)
     with pytest.raises(Interrupted):
-        run(settings(), tmp_path / "resumed", stop_after)
+        run(settings(), tmp_path / "resumed", stop_after, build)
     torch.rand(17)  # the state of the process at resume time must not matter
-    resumed = run(settings(), tmp_path / "resumed")
+    resumed = run(settings(), tmp_path / "resumed", build=build)
     assert resumed == straight
     for name, value in weights(tmp_path / "straight").items():
         assert torch.equal(value, weights(tmp_path / "resumed")[name]), name
