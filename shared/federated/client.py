@@ -91,7 +91,7 @@ class FederatedClient:
 
     def model(self, inbox: Payload, state: dict[str, Any]) -> LightningModule:
         """A fresh module: initial values, then what was received, then what is personal."""
-        model = self._copy(self._template).to(self.device)
+        model = self.fresh(inbox).to(self.device)
         held = {name: tensor for name, _, tensor in roles.entries(model)}
         received = inbox.get("model", {})
         for name, value in [*received.items(), *state.get("personal", {}).items()]:
@@ -108,6 +108,10 @@ class FederatedClient:
             for name, value in state.get("personal", {}).items():
                 held[name].copy_(value)
         return model
+
+    def fresh(self, inbox: Payload) -> LightningModule:
+        """The module with its initial values; override it when the architecture depends on the message."""
+        return self._copy(self._template)
 
     def train(
         self,

@@ -236,7 +236,9 @@ def _recipe(paper: str, table: str, path: Path, raw: dict[str, Any]) -> Recipe:
     return recipe
 
 
-REPLACEABLE = {"rows", "columns", "published", "tolerance", "metric", "unit", "scale", "higher_is_better"}
+REPLACEABLE = frozenset(
+    "title about rows columns published tolerance metric unit scale higher_is_better".split()
+)
 
 
 def _table_part(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """The command around `shared.packaging.clone`."""
 
+from pathlib import Path
+
+REPO = Path(__file__).parent.parent.parent
+
 
 def test_clone_project_says_what_to_do_next_and_refuses(script, toy_root, tmp_path) -> None:
-    repo = (toy_root / "shared").resolve().parent
     for name in ("pyproject.toml", "constraints.txt", "LICENSE"):
-        (toy_root / name).symlink_to(repo / name)
+        (toy_root / name).symlink_to(REPO / name)
     target = tmp_path / "my-idea"
     done = script("clone_project.py", "toy", str(target))
     assert done.returncode == 0, done.stderr

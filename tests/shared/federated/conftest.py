@@ -9,8 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from shared.federated.algorithms.scaffold import Scaffold
 from shared.federated.data import FederatedData
 from shared.federated.partition import Partition
+from shared.federated.sampling import uniform
 
 
 class Classifier(LightningModule):
@@ -54,8 +56,16 @@ def federation(sizes=(24, 24, 24, 24), *, rounds=3, batch_size=8, seed=0, datase
 
 
 def trainer(**settings):
-    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-    return Trainer(accelerator="cpu", devices=1, **(quiet | {"max_epochs": 1} | settings))
+    defaults = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return Trainer(**(defaults | settings))
 
 
 def fit(module, data, **settings):
@@ -78,6 +88,19 @@ def equal(left, right):
     return [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
+def shared_cohort():
+    """A module and data whose rounds two processes can share: states, dropout, evaluation, a lost client."""
+    sizes = (24, 16, 24, 8, 20)
+    data = federation(
+        sizes,
+        sampler=uniform(5, 3, seed=1),
+        test=samples(40),
+        client_test=(samples(92), federation(sizes).partition),
+        dropouts=lambda client, round: (client, round) == (2, 1),
+    )
+    return Scaffold(classifier(dropout=0.3), targets=("received",)), data
+
+
 @pytest.fixture(scope="session")
 def fed():
     return SimpleNamespace(
@@ -89,4 +112,5 @@ def fed():
         fit=fit,
         entries=entries,
         equal=equal,
+        shared_cohort=shared_cohort,
     )
