@@ -80,7 +80,7 @@ def _composed(options: argparse.Namespace) -> tuple[Any, str]:
     """The configuration that the command line asks for, and the run's name."""
     from shared import paths
     from shared.errors import suggest
-    from shared.reproduction.plan import cell_layers, config_schema
+    from shared.reproduction.plan import cell_config, config_schema
     from shared.reproduction.recipe import load_recipe, tables
     from shared.training.config import compose
 
@@ -100,9 +100,9 @@ def _composed(options: argparse.Namespace) -> tuple[Any, str]:
     table = recipe.at(profile)
     row = table.row(options.row or next(iter(table.rows)))
     column = table.column(options.column or next(iter(table.columns)))
-    defaults = [{"runtime": {"progress": sys.stderr.isatty(), "keep_checkpoint": True}}]
-    layers = [*cell_layers(table, recipe.profiles[profile], row, column), *defaults]
-    config = compose(config_schema(options.paper), *layers, overrides=options.overrides)
+    defaults = {"runtime": {"progress": sys.stderr.isatty(), "keep_checkpoint": True}}
+    layer = cell_config(table, recipe.profiles[profile], row, column)
+    config = compose(config_schema(options.paper), defaults, layer, overrides=options.overrides)
     print(f"{recipe.table}, profile {profile}, row {row.id}, column {column.id}, seed {config.seed}")
     return config, f"{row.id}/{column.id}/seed {config.seed}"
 
@@ -112,7 +112,7 @@ def _train(paper: str, config: Any, folder: Path, name: str) -> int:
 
     from omegaconf import OmegaConf
 
-    from shared.reproduction.execute import relaunch_by_train
+    from shared.reproduction.execute import rank, relaunch_by_train
     from shared.reproduction.launchers import stoppable
     from shared.reproduction.store import write_json, write_text
     from shared.training.config import redact, resolved
@@ -141,6 +141,8 @@ def _train(paper: str, config: Any, folder: Path, name: str) -> int:
         except (Interrupted, KeyboardInterrupt):
             print(f"stopped; go on with: {again}", file=sys.stderr)
             return 130
+    if rank() > 0:
+        return 0  # the first rank of a multi-device run writes and prints
     write_json(folder / "metrics.json", metrics)
     print_metrics(metrics)
     print(f"run: {folder}")

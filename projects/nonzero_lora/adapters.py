@@ -6,6 +6,8 @@ written out below. LoRA+ differs from LoRA in the optimiser alone (`optimisation
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -101,6 +103,14 @@ def trainable_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+def exactly(names: Iterable[str]) -> str:
+    """peft's `target_modules` for these layers and no others.
+
+    Of a list peft also takes every layer whose name ends in ".<entry>", of whatever kind.
+    """
+    return "|".join(re.escape(name) for name in names)
+
+
 def _peft_config(model: nn.Module, config: Any) -> LoraConfig:
     names = match_layers(model, list(config.targets))
     if config.rank < 1 or config.alpha <= 0 or not 0 <= config.dropout < 1:
@@ -119,7 +129,7 @@ def _peft_config(model: nn.Module, config: Any) -> LoraConfig:
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
-        target_modules=names,
+        target_modules=exactly(names),
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in names),
         use_rslora=config.method == "rslora",
         use_dora=config.method == "dora",

@@ -72,4 +72,4 @@ class DigitsLoRA(LightningModule):
         self.log("test/loss", cross_entropy(logits, labels), batch_size=len(labels))
 
     def configure_optimizers(self) -> dict[str, Any]:
-        return configure(self.model, self.config.optimizer, self.config.digits.steps)
+        return configure(self.model, self.config.optimizer, int(self.trainer.estimated_stepping_batches))

@@ -42,9 +42,7 @@ class Classifier(nn.Module):
         width = encoder.config.hidden_size
         self.head = nn.Linear(width, CLASSES)
         stream = generator("head", seed)
-        for (
-            parameter
-        ) in self.head.parameters():  # the default width of a linear layer, from the run's own stream
+        for parameter in self.head.parameters():  # a linear layer's default width, from a stream of its own
             nn.init.uniform_(parameter, -(width**-0.5), width**-0.5, generator=stream)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -80,7 +78,7 @@ class NonZeroLoRA(LightningModule):
         self.log("test/loss", cross_entropy(logits, batch.label), batch_size=len(batch.label))
 
     def configure_optimizers(self) -> dict[str, Any]:
-        return configure(self.model, self.config.optimizer, self.config.sentiment.steps)
+        return configure(self.model, self.config.optimizer, int(self.trainer.estimated_stepping_batches))
 
 
 @functools.lru_cache(maxsize=1)

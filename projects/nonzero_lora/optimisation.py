@@ -16,11 +16,9 @@ def configure(model: nn.Module, config: Any, total_steps: int) -> dict[str, Any]
     """Optimiser and per-step schedule in Lightning's form.
 
     Args:
-        model: only its parameters that require gradients are trained. config: an `OptimizerConfig`.
+        model: only its parameters that require gradients are trained.
+        config: an `OptimizerConfig`.
         total_steps: optimiser steps of the whole run, where linear and cosine schedules reach zero.
-        (Lightning's
-            `estimated_stepping_batches` makes the loader before its saved position is known: no exact
-            resume.)
     """
     if config.lr <= 0 or config.b_ratio <= 0:
         raise UserError(

@@ -20,20 +20,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from projects.nonzero_lora.adapters import attach, scheme_of
+from projects.nonzero_lora.adapters import attach, exactly, scheme_of
 from projects.nonzero_lora.config import AdapterConfig
 from projects.nonzero_lora.initialisation import PEFT_PREFIX, base_weight, draw, lora_layers
 from shared.errors import UserError
 from shared.training.seeding import generator
 
-FORMAT = "nonzero-lora/1"
+FORMAT = "nonzero-lora/2"
 PROBES = 8
-TOLERANCE = 1e-3  # of a sketch; another seed or a forgotten reset moves it by some 1e-2, rounding by 1e-6
+TOLERANCE = 1e-3  # of ||W||; another seed or a forgotten reset moves a sketch by some 1e-2, rounding by 1e-6
 SAVED_METHODS = ("lora", "rslora")
 
 
 def sketch(layer: LoraLayer, name: str) -> Tensor:
-    """Digest of a layer's frozen weight: `PROBES` numbers u_k^T W v_k / ||W||, float64, u and v fixed.
+    """Digest of a layer's frozen weight: `PROBES` numbers u_k^T W v_k and ||W||, float64, u and v fixed.
 
     Unlike a hash of the bytes it survives the last-bit differences between two machines' matrix products.
     """
@@ -41,7 +41,7 @@ def sketch(layer: LoraLayer, name: str) -> Tensor:
     stream = generator("sketch", name)
     left = torch.randn(PROBES, weight.shape[0], generator=stream, dtype=torch.float64)
     right = torch.randn(weight.shape[1], PROBES, generator=stream, dtype=torch.float64)
-    return ((left @ weight).T * right).sum(0) / weight.norm().clamp_min(1e-30)
+    return torch.cat([((left @ weight).T * right).sum(0), weight.norm()[None]])
 
 
 def save_adapter(model: nn.Module, path: Path, config: Any, seed: int) -> None:
@@ -51,8 +51,7 @@ def save_adapter(model: nn.Module, path: Path, config: Any, seed: int) -> None:
         config, seed: those given to `attach`.
 
     Raises:
-        UserError: the adapter is merged, or of a method whose frozen weight cannot be drawn again from the
-        seed.
+        UserError: the adapter is merged, or its method's frozen weight does not follow from the seed.
     """
     if config.method not in SAVED_METHODS:
         raise UserError(
@@ -74,10 +73,11 @@ def save_adapter(model: nn.Module, path: Path, config: Any, seed: int) -> None:
 def load_adapter(model: nn.Module, path: Path) -> tuple[AdapterConfig, int]:
     """Attach the adapter saved at `path` to a fresh base model, in place; returns its config and seed.
 
+    The factors keep the dtype they were saved in (float32 ones on a bfloat16 model, for instance).
+
     Raises:
-        UserError: no such file, a damaged or foreign one, or `model` is not the base model it was trained on
-        (a
-            frozen weight, after the reset, is not the one that was saved).
+        UserError: no such file, a damaged or foreign one, or `model` is not the base model it was trained
+            on: a frozen weight, after the reset, is not the one that was saved.
     """
     if not path.is_file():
         raise UserError(f"expected an adapter file, found nothing at {path}.")
@@ -109,12 +109,14 @@ def load_adapter(model: nn.Module, path: Path) -> tuple[AdapterConfig, int]:
                 raise UserError(
                     f"{path}: {name}.{factor} is {tuple(value.shape)}, the model needs {tuple(weight.shape)}."
                 )
-            weight.copy_(value)
-        apart = (sketch(layer, name) - tensors[f"{name}.sketch"]).abs().max().item()
+            weight.data = value.to(weight.device)  # `copy_` would round to the dtype of the base
+        known = tensors[f"{name}.sketch"]
+        apart = ((sketch(layer, name) - known).abs().max() / known[-1].clamp_min(1e-30)).item()
         if not apart <= TOLERANCE:
             raise UserError(
-                f"{path} was trained on another frozen weight of '{name}' (sketches differ by {apart:.2g}, "
-                f"allowed {TOLERANCE:g}): load it into the pretrained model it was made from, unchanged."
+                f"{path} was trained on another frozen weight of '{name}' (sketches differ by {apart:.2g} "
+                f"of its norm, allowed {TOLERANCE:g}): load it into the pretrained model it was made from, "
+                "unchanged."
             )
     return config, seed
 
@@ -124,9 +126,9 @@ def export_plain_adapter(
 ) -> None:
     """Write `adapter_model.safetensors` + `adapter_config.json`, an ordinary peft adapter.
 
-    `PeftModel.from_pretrained` loads it as it is. With reset the rank doubles:
-    W_eff + s B A = W + s [B, -B0] [A; A0], so the base model stays the
-    pretrained one.
+    `PeftModel.from_pretrained` loads it as it is. With reset the rank doubles,
+    W_eff + s B A = W + s [B, -B0] [A; A0], so the base model stays the pretrained one. The two sides are
+    equal up to rounding: W_eff was rounded once to the dtype of W, the product is not.
 
     Args:
         config, seed: those given to `attach`.
@@ -139,7 +141,9 @@ def export_plain_adapter(
         a = layer.lora_A["default"].weight.detach().cpu()
         b = layer.lora_B["default"].weight.detach().cpu()
         if scheme.reset:
-            a0, b0 = (factor.to(a.dtype) for factor in draw(name, layer, scheme, seed, "default"))
+            stored = base_weight(layer).dtype  # of the factors when the reset was made
+            start = draw(name, layer, scheme, seed, "default")
+            a0, b0 = (factor.to(stored).to(a.dtype) for factor in start)
             a, b = torch.cat([a, a0], 0), torch.cat([b, -b0], 1)
         tensors[f"{PEFT_PREFIX}{name}.lora_A.weight"] = a.contiguous()
         tensors[f"{PEFT_PREFIX}{name}.lora_B.weight"] = b.contiguous()
@@ -149,7 +153,7 @@ def export_plain_adapter(
         r=rank,
         lora_alpha=first.scaling["default"] * rank,
         lora_dropout=config.dropout,
-        target_modules=list(layers),
+        target_modules=exactly(layers),
         fan_in_fan_out=first.fan_in_fan_out,
         base_model_name_or_path=base_model or None,
         inference_mode=True,

@@ -1,8 +1,8 @@
 """How the parts of one Adam step of a LoRA layer grow with the width n (the paper's gamma calculus).
 
-With Z_B = (alpha / r) B A Z the output of the adapter for one input Z, step t changes it by d1 + d2 + d3: d1
-= B_{t-1} (dA) Z, d2 = (dB) A_{t-1} Z, d3 = (dB) (dA) Z, each times alpha / r. With a rate of n^gamma and
-entries of A0, B0 of size n^(-1/2) the theory says d1 = Theta(n^(2 gamma + 1)) from B0 = 0 and
+With Z_B = (alpha / r) B A Z the output of the adapter for one input Z, step t changes it by d1 + d2 + d3,
+where, each times alpha / r, d1 = B_{t-1} (dA) Z, d2 = (dB) A_{t-1} Z and d3 = (dB) (dA) Z. With a rate of
+n^gamma and entries of A0, B0 of size n^(-1/2) the theory says d1 = Theta(n^(2 gamma + 1)) from B0 = 0 and
 Theta(n^(max(-1/2, gamma) + gamma + 1)) from a random B0: the small-rate robustness of Init[AB].
 """
 
@@ -48,6 +48,8 @@ class WidthScaling(LightningModule):
     The loss of a layer is linear, <g, Y> with a fixed random g of entries +-1, and there is one input of
     entries +-1, so that normalised gradients have entries of size one, aligned with the input. One layer's
     part can nearly cancel, so the size of a part is its root mean square over the `replicas` of a width.
+
+    Logs `rms/<part>/<n>` and `slope/<part>` of the last step.
     """
 
     def __init__(self, config: Any) -> None:
@@ -59,27 +61,35 @@ class WidthScaling(LightningModule):
         self.names = [f"n{n}_{k}" for n in self.widths for k in range(config.width_scaling.replicas)]
         self.layers = nn.ModuleDict({name: nn.Linear(n, n, bias=False) for name, n in self._sizes()})
         attach(self.layers, config.adapter, config.seed)
-        self.z = {name: random_signs(n, "z", name, config.seed) for name, n in self._sizes()}
-        self.g = {name: random_signs(n, "g", name, config.seed) for name, n in self._sizes()}
+        for name, n in self._sizes():
+            for vector in ("z", "g"):  # not saved: they follow from the seed
+                signs = random_signs(n, vector, name, config.seed)
+                self.register_buffer(f"{vector}_{name}", signs, persistent=False)
 
     def training_step(self, batch: Tensor, index: int) -> None:
         optimizer = self.optimizers()
         before = self.factors()
-        loss = sum(self.g[name] @ self.layers[name](self.z[name]) for name in self.names)
+        loss = sum(
+            self.get_buffer(f"g_{name}") @ self.layers[name](self.get_buffer(f"z_{name}"))
+            for name in self.names
+        )
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.step()
-        after = self.factors()
+        if self.trainer.global_step == self.trainer.estimated_stepping_batches:
+            # In the step itself: a run stopped right after it has no other batch to make up for it.
+            self.record_sizes(before, self.factors())
+
+    def record_sizes(self, before: dict[str, Factors], after: dict[str, Factors]) -> None:
+        """Log the sizes of the parts of the step from `before` to `after`, and their exponents."""
         scale = self.config.adapter.alpha / self.config.adapter.rank
         squares = {part: dict.fromkeys(self.widths, 0.0) for part in PARTS}
         for name, n in self._sizes():
-            for part, value in step_parts(before[name], after[name], self.z[name], scale).items():
+            parts = step_parts(before[name], after[name], self.get_buffer(f"z_{name}"), scale)
+            for part, value in parts.items():
                 squares[part][n] += value.square().mean().item() / self.config.width_scaling.replicas
-        self.squares = squares
-
-    def on_train_epoch_end(self) -> None:
-        for part, squares in self.squares.items():  # of the last step
-            sizes = {n: square**0.5 for n, square in squares.items()}
+        for part, by_width in squares.items():
+            sizes = {n: square**0.5 for n, square in by_width.items()}
             record(self, {f"slope/{part}": fit_slope(self.widths, list(sizes.values()))})
             record(self, {f"rms/{part}/{n}": size for n, size in sizes.items()})
 

@@ -30,8 +30,8 @@ def weighted_mean(
     """The mean of entry `name`: a tensor, or (nested) dicts of tensors, key by key over those who sent the key.
 
     Args:
-        by: a number in the reply ("num_samples", "num_steps"), client -> weight, (reply, key) -> weight, or None for
-            equal weights.
+        by: a number in the reply ("num_samples", "num_steps"), client -> weight, (reply, key) -> weight, or
+            None for equal weights.
         integers: what becomes of whole-number entries such as `num_batches_tracked`: "max" or "sum".
         also: (value, weight) that votes beside the replies, e.g. the server's own.
 

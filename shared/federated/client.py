@@ -28,10 +28,10 @@ class FederatedClient:
         role: which entries are shared, personal, received or frozen (`shared.federated.roles`).
         buffers: average, personal, keep or recompute (`roles.with_buffers`).
 
-    A subclass adds methods, each `(inbox: Payload, state: dict, data: ClientData) -> Payload | None` (None: this
-    client has nothing to say), and changes local training at one of three depths: a loss term (`extra_loss`), the
-    gradient (`gradient`), or all of it (`fit`). What it puts into `state` comes back in its next call, whenever
-    that is; entries are replaced, never changed in place.
+    A subclass adds methods, each `(inbox: Payload, state: dict, data: ClientData) -> Payload | None` (None:
+    this client has nothing to say), and changes local training at one of three depths: a loss term
+    (`extra_loss`), the gradient (`gradient`), or all of it (`fit`). What it puts into `state` comes back in
+    its next call, whenever that is; entries are replaced, never changed in place.
     """
 
     def __init__(
@@ -64,8 +64,9 @@ class FederatedClient:
     ) -> dict[str, Tensor]:
         """The gradient that the step uses, by parameter name (depth two).
 
-        Called after unscaling and before clipping. Pure: it reads its arguments and returns new tensors, so an
-        engine may call it for many clients at once, every tensor with a leading client dimension under `vmap`.
+        Called after unscaling and before clipping. Pure: it reads its arguments and returns new tensors, so
+        an engine may call it for many clients at once, every tensor with a leading client dimension under
+        `vmap`.
         """
         raise NotImplementedError
 
@@ -135,6 +136,7 @@ class FederatedClient:
             state=state,
             extra_loss=extra_loss
             or self._bound("extra_loss", lambda f: lambda m, batch, loss: f(m, batch, inbox, state)),
+            lr_scale=inbox.get("lr_scale", 1.0),
             gradient=self._bound("gradient", lambda f: lambda grads, params: f(grads, params, inbox, state)),
         )
 

@@ -108,6 +108,7 @@ class Cohort:
                     self.record.dropped.add(outcome.client)
                     continue
                 reply = self._receive(outcome, tasks[outcome.client], phase or method, _names(expects))
+                outcome.message = None  # the bytes of one reply at a time, beside what was decoded
                 if reply is not None:
                     replies.append(reply)
         finally:

@@ -171,7 +171,8 @@ class FederatedData(LightningDataModule):
         test: the server's test set.   public: data that the server may train on.
         client_test: (data set, partition) of the clients' own test samples.
         held_out: clients that never train and are evaluated only (`sampler` must leave them out).
-        dropouts: (client, round) -> whether it vanishes after its work, before its reply (`sampling.dropouts`).
+        dropouts: (client, round) -> whether it vanishes after its work, before its reply
+            (`sampling.dropouts`).
         keep_dropout_state: whether such a client keeps what it wrote into its state.
         stream: tasks over time (`shared.federated.streams`).
         seed: of the order of batches.

@@ -1,10 +1,11 @@
 """Local training: a light loop that honours the contract of `LightningModule` without a `Trainer`.
 
 Honoured: `training_step` (automatic and manual optimisation), every form of `configure_optimizers` with its
-schedulers (step, epoch, frequency, plateau), closures, gradient clipping, accumulation, `bf16-mixed` and `16-mixed`,
-`log`, `optimizers()`, `manual_backward`, `clip_gradients`, `toggle_optimizer`, `lr_schedulers()`, batch transfer
-hooks and the training hooks in `HOOKS`. Not offered: `dataloader_iter`, sharded or compiled strategies, true
-half or double precision by flag (make the module half or double), validation inside the local fit, callbacks.
+schedulers (step, epoch, frequency, plateau), closures, gradient clipping, accumulation, `bf16-mixed` and
+`16-mixed`, `log`, `optimizers()`, `manual_backward`, `clip_gradients`, `toggle_optimizer`, `lr_schedulers()`,
+batch transfer hooks and the training hooks in `HOOKS`. Not offered: `dataloader_iter`, sharded or compiled
+strategies, true half or double precision by flag (make the module half or double), validation inside the
+local fit, callbacks.
 """
 
 from __future__ import annotations
@@ -86,21 +87,24 @@ def train(
     state: dict[str, Any],
     extra_loss: Callable[[LightningModule, Any, Tensor], Tensor] | None = None,
     gradient: Callable[[dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]] | None = None,
+    lr_scale: float = 1.0,
 ) -> Report:
     """Train `model` in place on `loader` (re-iterable, with a length).
 
     Args:
         state: the client's; holds optimiser state when `settings.keep_optimizer`.
         extra_loss: (model, batch, loss) -> what is added to the loss (automatic optimisation only).
-        gradient: (gradients, parameters) by name -> gradients that the step uses; after unscaling, before clipping.
+        gradient: (gradients, parameters) by name -> gradients that the step uses; after unscaling, before
+            clipping.
+        lr_scale: factor on the learning rates of `configure_optimizers`.
     """
-    return _Run(model, loader, settings, state, extra_loss, gradient).run()
+    return _Run(model, loader, settings, state, extra_loss, gradient, lr_scale).run()
 
 
 class _Run:
-    def __init__(self, model, loader, settings, state, extra_loss, gradient) -> None:  # noqa: ANN001
+    def __init__(self, model, loader, settings, state, extra_loss, gradient, lr_scale) -> None:
         self.model, self.loader, self.settings, self.state = model, loader, settings, state
-        self.extra_loss, self.gradient = extra_loss, gradient
+        self.extra_loss, self.gradient, self.lr_scale = extra_loss, gradient, lr_scale
         if extra_loss is not None and not model.automatic_optimization:
             raise UserError(
                 f"{type(model).__name__} uses manual optimisation, so no loss term can be added from outside. Use "
@@ -131,6 +135,7 @@ class _Run:
         trainer.strategy.use(trainer.optimizers)
         trainer.strategy.on_gradients = self._on_gradients
         self.named = [self._named(optimizer) for optimizer in trainer.optimizers] if self.gradient else []
+        self._scale_rates()
         self._restore()
         with self._precision() as self.mixed, torch.enable_grad():
             self._hook("on_train_start")
@@ -288,7 +293,7 @@ class _Run:
         return {name: p for name, p in self.model.named_parameters() if id(p) in held}
 
     @contextlib.contextmanager
-    def _precision(self):  # noqa: ANN202
+    def _precision(self):
         kind, precision = self.device.type, self.settings.precision
         if precision not in (None, "32-true", *PRECISIONS):
             raise UserError(
@@ -302,6 +307,19 @@ class _Run:
             if mixed and torch.get_autocast_dtype(kind) == torch.float16:
                 self.trainer.strategy.scaler = torch.amp.GradScaler(kind)
             yield mixed
+
+    def _scale_rates(self) -> None:
+        """The round's factor on every learning rate, before any schedule of the client's own acts."""
+        if self.lr_scale == 1.0:
+            return
+        for optimizer in self.trainer.optimizers:
+            for group in optimizer.param_groups:
+                for key in ("lr", "initial_lr"):
+                    if key in group:
+                        group[key] *= self.lr_scale
+        for config in self.trainer.lr_scheduler_configs:
+            if hasattr(config.scheduler, "base_lrs"):
+                config.scheduler.base_lrs = [rate * self.lr_scale for rate in config.scheduler.base_lrs]
 
     def _restore(self) -> None:
         kept = self.state.get("optimizer") if self.settings.keep_optimizer else None

@@ -1,6 +1,7 @@
 """The part of Lightning's `Trainer` that modules touch while they train, for one client at a time.
 
-A full `Trainer.fit` a client and round would cost more than the training of a small model, and refuses to run twice.
+A full `Trainer.fit` a client and round would cost more than the training of a small model, and refuses to run
+twice.
 """
 
 from __future__ import annotations

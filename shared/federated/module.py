@@ -39,12 +39,14 @@ class FederatedModule(LightningModule):
 
     Args:
         client: any LightningModule, trained unchanged, or a `FederatedClient`.
-        server_optimizer: parameters -> optimiser of the pseudo-gradient theta - mean (Reddi et al. 2021); None: the
-            mean becomes the model, bit for bit.
+        server_optimizer: parameters -> optimiser of the pseudo-gradient theta - mean (Reddi et al. 2021);
+            None: the mean becomes the model, bit for bit.
         server_clip: greatest L2 norm of the pseudo-gradient.
+        lr_schedule: round -> factor on the clients' learning rates, sent as `lr_scale`.
         codec, down_codec: how replies and broadcasts are encoded (`shared.federated.codecs`).
-        targets: what validation measures beside the server's test set: "received" (the shared model on each client's
-            test data), "personal" (with what the client keeps), "after_fit" (after training once more).
+        targets: what validation measures beside the server's test set: "received" (the shared model on each
+            client's test data), "personal" (with what the client keeps), "after_fit" (after training once
+            more).
         on_bad_reply: "raise", or "exclude" with a warning.
         engine: how clients are run (`shared.federated.engines`).
         spill: a folder for client states that do not fit in memory.
@@ -64,6 +66,7 @@ class FederatedModule(LightningModule):
         *,
         server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         server_clip: float | None = None,
+        lr_schedule: Callable[[int], float] | None = None,
         codec: Chain | Codec | Sequence[Codec] | None = None,
         down_codec: Chain | Codec | Sequence[Codec] | None = None,
         targets: Sequence[str] = (),
@@ -78,6 +81,9 @@ class FederatedModule(LightningModule):
         self.client = as_client(client, self.Client, **settings)
         self.model: LightningModule = self.client.module
         self.server_optimizer, self.server_clip, self.seed = server_optimizer, server_clip, seed
+        self.lr_schedule = lr_schedule
+        if lr_schedule is not None and self.client.training.keep_optimizer:
+            raise UserError("keep_optimizer keeps each client's learning rate; it excludes lr_schedule.")
         self.up, self.down = chain(codec), chain(down_codec)
         if self.down.stateful or self.down.needs_reference:
             raise UserError(
@@ -106,7 +112,9 @@ class FederatedModule(LightningModule):
 
     def broadcast(self) -> Payload:
         """What clients receive before they train or are evaluated."""
-        return Payload(model=self.theta())
+        if self.lr_schedule is None:
+            return Payload(model=self.theta())
+        return Payload(model=self.theta(), lr_scale=float(self.lr_schedule(self.trainer.global_step)))
 
     def load(self, entries: dict[str, Tensor]) -> None:
         """Set entries of the model; those not named keep their value.

@@ -110,8 +110,8 @@ def dirichlet(labels: Any, clients: int, alpha: float, *, seed: int, min_size: i
 def balanced_dirichlet(labels: Any, clients: int, alpha: float, *, seed: int) -> Partition:
     """Equal sizes; each client's class mix is from Dir(alpha) (Acar et al. 2021, FedDyn).
 
-    Clients take turns in a random order, one sample each, of a class drawn from their mix among the classes that
-    are left. Sizes are floor(n / N); the remainder is unused.
+    Clients take turns in a random order, one sample each, of a class drawn from their mix among the classes
+    that are left. Sizes are floor(n / N); the remainder is unused.
     """
     values = _labels(labels)
     _positive(alpha)
@@ -146,8 +146,8 @@ def shards(labels: Any, clients: int, per_client: int, *, seed: int) -> Partitio
 def classes_per_client(labels: Any, clients: int, per_client: int, *, seed: int) -> Partition:
     """Every client has exactly `per_client` classes; a class is shared out evenly among those that have it.
 
-    Classes are dealt in shuffled rounds, so that each class has N * per_client / C holders, one more or less. With
-    N * per_client = C the clients' classes are disjoint.
+    Classes are dealt in shuffled rounds, so that each class has N * per_client / C holders, one more or less.
+    With N * per_client = C the clients' classes are disjoint.
     """
     values = _labels(labels)
     names = np.unique(values)

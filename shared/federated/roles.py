@@ -55,7 +55,8 @@ def with_buffers(role: Role, policy: str) -> Role:
     """`role` for parameters, `policy` for the buffers that it shares (running statistics and the like).
 
     - average: as parameters (whole numbers: the largest).   - personal: each client keeps its own.
-    - keep: the server's go down, clients' changes are dropped.   - recompute: as keep, and the server computes
+    - keep: the server's go down, clients' changes are dropped.   - recompute: as keep, and the server
+        computes
     batch statistics anew on its public data after every round.
     """
     if policy not in BUFFERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,14 @@ def to_bytes(tree: Any) -> bytes:
 
 
 def from_bytes(message: bytes) -> Any:
+    """Raises WireError: the message is damaged."""
     tensors, skeleton = wire.unpack(message)
+    return _rebuild(skeleton, tensors)
+
+
+def from_memory(message: mmap) -> Any:
+    """As `from_bytes` for a message that never left the process; tensors are views of it."""
+    tensors, skeleton = wire.views(message)
     return _rebuild(skeleton, tensors)
 
 

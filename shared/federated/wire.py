@@ -1,7 +1,7 @@
 """Bytes on the wire: a checked frame around a safetensors file. Nothing in it can execute.
 
-Frame: 4 bytes of magic, 16 bytes of checksum, then the safetensors bytes (header length, JSON header, data). The
-file is written here in one copy and read by the `safetensors` library, which refuses malformed headers.
+Frame: 8 bytes of magic, 16 bytes of checksum, then the safetensors bytes (header length, JSON header, data).
+The file is written here in one copy and read by the `safetensors` library, which refuses malformed headers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from shared.errors import UserError
 from shared.federated.errors import WireError
 
-MAGIC = b"FED1"
+MAGIC = b"FEDWIRE1"
 START = len(MAGIC) + 16
 HEADER = "(header)"  # the ledger's name for framing, names, shapes and strings
 DTYPES = {
@@ -35,6 +36,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+KINDS = {name: kind for kind, name in DTYPES.items()}
 
 
 def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
@@ -82,7 +84,7 @@ def unpack(message: bytes) -> tuple[dict[str, Tensor], Any]:
     """
     if message[: len(MAGIC)] != MAGIC:
         raise WireError(
-            f"expected a message that starts with {MAGIC!r}, found {message[:4]!r} ({len(message)} bytes)."
+            f"expected a message that starts with {MAGIC!r}, found {message[: len(MAGIC)]!r} ({len(message)} bytes)."
         )
     body = memoryview(message)[START:]
     if _checksum(body) != message[len(MAGIC) : START]:
@@ -99,6 +101,28 @@ def unpack(message: bytes) -> tuple[dict[str, Tensor], Any]:
     return tensors, about["meta"]
 
 
+def views(message: mmap) -> tuple[dict[str, Tensor], Any]:
+    """As `unpack` for a message of this process: tensors are views of `message`, nothing is checked."""
+    header = _header(message)
+    about = json.loads(header.pop("__metadata__")["about"])
+    (length,) = struct.unpack_from("<Q", message, START)
+    tensors = {}
+    for name, entry in header.items():
+        start, end = (START + 8 + length + offset for offset in entry["data_offsets"])
+        kind = KINDS[entry["dtype"]]
+        aligned = start % kind.itemsize == 0
+        source, offset = (message, start) if aligned else (bytearray(message[start:end]), 0)
+        count = (end - start) // kind.itemsize
+        flat = (
+            torch.frombuffer(source, dtype=kind, count=count, offset=offset)
+            if count
+            else torch.empty(0, dtype=kind)
+        )
+        tensors[name] = flat.view(entry["shape"])
+    tensors |= {name: tensors[other] for name, other in about.get("aliases", {}).items()}
+    return tensors, about["meta"]
+
+
 def sizes(message: bytes) -> dict[str, int]:
     """Bytes of every tensor, parts of one entry ("w#codes", "w#range") together; they add up to the message."""
     found: dict[str, int] = {}
@@ -110,7 +134,7 @@ def sizes(message: bytes) -> dict[str, int]:
     return {HEADER: len(message) - sum(found.values()), **found}
 
 
-def _header(message: bytes) -> dict[str, Any]:
+def _header(message: bytes | mmap) -> dict[str, Any]:
     (length,) = struct.unpack_from("<Q", message, START)
     return json.loads(message[START + 8 : START + 8 + length])
 

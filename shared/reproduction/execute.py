@@ -60,7 +60,7 @@ def execute(
     def stop() -> bool:
         return stopped() or (stop_file is not None and stop_file.exists())
 
-    if _rank() > 0:  # a helper process of a multi-device run: the first rank keeps the books
+    if rank() > 0:  # a helper process of a multi-device run: the first rank keeps the books
         _train(spec, store.folder(spec), stop)
         return Outcome(spec.id, FINISHED)
     try:
@@ -166,7 +166,7 @@ def _machine(spec: RunSpec) -> dict[str, object]:
     return {"device": torch.cuda.get_device_name() if gpu else "cpu", "threads": torch.get_num_threads()}
 
 
-def _rank() -> int:
+def rank() -> int:
     """Rank of this process among those that Lightning, torchrun or srun started for one run."""
     for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
         if os.environ.get(name, "").isdigit():

@@ -150,8 +150,9 @@ def run_local(
                     outcome = Outcome(
                         spec.id, FAILED, error=str(error), log=str(store.folder(spec) / "log.txt")
                     )
-                if outcome.state == FAILED and visible[slot] is not None:
-                    workers[slot].shutdown(wait=False)  # a CUDA error poisons the process it happened in
+                # a CUDA error poisons its process, and the ranks of a multi-device run belong to one run only
+                if devices > 1 or (outcome.state == FAILED and visible[slot] is not None):
+                    workers[slot].shutdown(wait=False)
                     workers[slot] = _worker(threads, visible[slot])
                 free.append(slot)
                 if outcome.state == BUSY:

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from shared.errors import UserError
@@ -92,8 +93,7 @@ def make_plan(recipe: Recipe, profile: str, seeds: int | None = None, overrides:
     runs: dict[tuple[int, str], RunSpec] = {}
     for row in table.rows.values():
         for column in table.columns.values():
-            layers = cell_layers(table, scale, row, column)
-            config = compose(schema, *layers, overrides=overrides)
+            config = compose(schema, cell_config(table, scale, row, column), overrides=overrides)
             cell = Cell(
                 row=row.id,
                 column=column.id,
@@ -130,10 +130,18 @@ def make_plan(recipe: Recipe, profile: str, seeds: int | None = None, overrides:
     )
 
 
-def cell_layers(recipe: Recipe, profile: Profile, row: Entry | None, column: Entry | None) -> list[dict]:
-    """The configuration layers of a cell, lowest first (without the command line's)."""
-    entries = [entry.config for entry in (row, column) if entry is not None]
-    return [base_layer(), recipe.config, profile.config, *entries]
+def cell_config(recipe: Recipe, profile: Profile, row: Entry, column: Entry) -> dict[str, Any]:
+    """The configuration of a cell without the command line's: the layers over each other, lowest first."""
+    return reduce(_over, [base_layer(), recipe.config, profile.config, row.config, column.config])
+
+
+def _over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """`top` over `base`, section by section; plain dicts, since OmegaConf takes 5 ms to merge one layer."""
+    merged = dict(base)
+    for key, value in top.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _over(merged[key], value) if both else value
+    return merged
 
 
 def config_schema(paper: str) -> type:

@@ -176,16 +176,18 @@ def _check_data(check: Preflight, get: Callable[[str], object] | None) -> None:
         return
     from shared.data.catalogue import missing
 
-    refused = set()
+    fetched, refused = False, set()
     for name, item in needed.items():
         if get is not None and item.kind == "embedded" and missing([item]):
             try:
                 get(item.name)
+                fetched = True
             except UserError as error:
                 refused.add(name)
                 check.problems.append(str(error))
-    found = _requirements(check.todo)  # asked again: what was fetched has a place now
-    check.problems += missing([item for name, item in found.items() if name not in refused])
+    if fetched:
+        needed = _requirements(check.todo)  # asked again: what was fetched has a place now
+    check.problems += missing([item for name, item in needed.items() if name not in refused])
 
 
 def _requirements(specs: list[RunSpec]) -> dict[str, Any]:

@@ -236,8 +236,8 @@ def _recipe(paper: str, table: str, path: Path, raw: dict[str, Any]) -> Recipe:
     return recipe
 
 
-REPLACEABLE = frozenset(
-    "title about rows columns published tolerance metric unit scale higher_is_better".split()
+REPLACEABLE = frozenset({"title", "about", "rows", "columns", "published", "tolerance"}) | frozenset(
+    {"metric", "unit", "scale", "higher_is_better"}
 )
 
 

@@ -33,6 +33,7 @@ def test_gpu_checks_pass_on_a_cpu() -> None:
     module = load(BENCHMARKS / "gpu_checks" / "nonzero_lora.py")
     figures = {name: function("cpu") for name, function in module.checks()}
     assert figures["same_as_cpu"]["largest_difference"] == 0
+    assert figures["width_scaling"]["largest_difference"] == 0 and figures["width_scaling"]["slope/d1"] < 0
     assert figures["same_as_cpu"]["last"] < figures["same_as_cpu"]["first"]
 
 

@@ -6,15 +6,19 @@ import copy
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from projects.nonzero_lora import build
 from projects.nonzero_lora.adapters import attach, merge
-from projects.nonzero_lora.config import AdapterConfig
+from projects.nonzero_lora.config import AdapterConfig, Config
 from projects.nonzero_lora.initialisation import lora_layers
+from shared.training.config import compose
+from shared.training.experiment import run_experiment
 
 TARGETS = ["q_proj", "k_proj", "v_proj"]
 
@@ -24,6 +28,7 @@ def checks() -> list[tuple[str, Callable[[], dict[str, Any]]]]:
         ("same_as_cpu", same_as_cpu),
         ("bfloat16_reset", bfloat16_reset),
         ("merge", merged_forward),
+        ("width_scaling", width_scaling),
         ("step_against_peft", step_against_peft),
     ]
 
@@ -108,6 +113,32 @@ def merged_forward(device: str = "cuda") -> dict[str, Any]:
     apart = (model(input_ids=ids).logits - before).abs().max().item()
     assert apart < 1e-2, apart  # TF32 products of another order
     return {"largest_difference": apart}
+
+
+def width_scaling(device: str = "cuda") -> dict[str, Any]:
+    """The width instrument runs on the device, its inputs included, and finds the exponents of the CPU."""
+    layers = {
+        "task": "width_scaling",
+        "trainer": {"max_epochs": 1, "devices": 1},
+        "adapter": {"rank": 4, "alpha": 4, "c_b": 1, "targets": ["n*"]},
+        "width_scaling": {"widths": [64, 128, 256]},
+        "wandb": {"mode": "disabled"},
+    }
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    found = []
+    try:
+        for accelerator in ("cpu", "cpu" if device == "cpu" else "gpu"):
+            settings = compose(Config, layers, overrides=[f"trainer.accelerator={accelerator}"])
+            with TemporaryDirectory() as folder:
+                found.append(run_experiment(build, settings, Path(folder), group="check", name="width"))
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    cpu, gpu = found
+    names = [f"slope/{part}" for part in ("d1", "d2", "d3")]
+    apart = max(abs(cpu[name] - gpu[name]) for name in names)
+    assert apart < 0.02, (cpu, gpu)
+    return {"largest_difference": apart} | {name: gpu[name] for name in names}
 
 
 def step_against_peft(device: str = "cuda") -> dict[str, Any]:

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from shared.federated.aggregate import Weights, weighted_mean
 from shared.federated.cohort import Cohort
 from shared.federated.module import FederatedModule
-from shared.federated.payload import Payload
 
 
 class FedAvg(FederatedModule):

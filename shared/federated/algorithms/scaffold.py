@@ -55,7 +55,7 @@ class Scaffold(FederatedModule):
         }
 
     def broadcast(self) -> Payload:
-        return Payload(model=self.theta(), control=self.control)
+        return super().broadcast().plus(control=self.control)
 
     def round(self, cohort: Cohort) -> None:
         replies = cohort.call("fit", self.broadcast(), expects="model")

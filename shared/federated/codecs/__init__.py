@@ -1,7 +1,7 @@
 """Payload to bytes and back. A chain is applied in its written order, and undone in the opposite one.
 
-The receiver has the bytes, the chain's configuration and, for `needs_reference`, the payload that the client got
-in this call, nothing else.
+The receiver has the bytes, the chain's configuration and, for `needs_reference`, the payload that the client
+got in this call, nothing else.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Context:
 class Codec:
     """One step of a chain, applied to every floating point tensor whose flat name matches `only`.
 
-    A transform (clip, noise) overrides `transform` and has nothing to undo; a representation (quantise, sparsify)
-    overrides `encode` and `decode`, and may be followed by others on its parts.
+    A transform (clip, noise) overrides `transform` and has nothing to undo; a representation (quantise,
+    sparsify) overrides `encode` and `decode`, and may be followed by others on its parts.
     """
 
     unbiased = True  # E[decode(encode(x))] = x

@@ -14,8 +14,8 @@ from shared.federated.codecs import Codec, Context
 class Delta(Codec):
     """Send x - received instead of x, where a tensor of that name and shape was received.
 
-    What follows in the chain (clip, noise, quantise) then acts on the update. Floats round: decode(encode(x)) is
-    within one unit in the last place of x.
+    What follows in the chain (clip, noise, quantise) then acts on the update. Floats round: decode(encode(x))
+    is within one unit in the last place of x.
     """
 
     needs_reference = True

@@ -1,7 +1,7 @@
 """Clipping and noise: the mechanisms of differential privacy. Sensitivity is that of one client's message.
 
-In a simulation the noise comes from the run's seed, so that results repeat; that is no protection against whoever
-knows the seed. A deployment draws it from the system (`docs/federated.md`).
+In a simulation the noise comes from the run's seed, so that results repeat; that is no protection against
+whoever knows the seed. A deployment draws it from the system (`docs/federated.md`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from shared.federated.node import Node, Outcome, Task
 class Engine(Protocol):
     """Runs every task and returns one outcome each, in any order.
 
-    An engine may batch clients, share them out or send them elsewhere. It uses `node.run(task)` for one client, or
-    `node.open`, `node.client_data`, `node.randomness`, `node.seal` and `node.states` to do the same in its own way.
+    An engine may batch clients, share them out or send them elsewhere. It uses `node.run(task)` for one
+    client, or `node.open`, `node.client_data`, `node.randomness`, `node.seal` and `node.states` to do the
+    same in its own way.
     """
 
     def run(self, tasks: Sequence[Task], node: Node) -> list[Outcome]: ...

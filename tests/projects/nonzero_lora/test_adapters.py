@@ -91,6 +91,17 @@ def test_dora_has_magnitudes_and_no_noise() -> None:
         adapted(method="dora", c_b=1.0)
 
 
+@pytest.mark.parametrize(("targets", "expected"), [(["a*"], ["a"]), (["a"], ["a", "b.a"])])
+def test_only_the_matched_layers_are_adapted(targets: list[str], expected: list[str]) -> None:
+    """peft's own rule would add b.a to a, and the embedding c.a to both."""
+    nested = nn.ModuleDict({"a": nn.Linear(6, 6)})
+    tables = nn.ModuleDict({"a": nn.Embedding(6, 6)})
+    model = nn.ModuleDict({"a": nn.Linear(6, 6), "b": nested, "c": tables})
+    attach(model, AdapterConfig(rank=2, targets=targets), 0)
+    assert [name for name, _ in lora_layers(model)] == expected
+    assert trainable_parameters(model) == len(expected) * 2 * (6 + 6)
+
+
 def test_full_trains_every_weight() -> None:
     model = adapted(method="full")
     assert not any("lora" in name for name, _ in model.named_parameters())

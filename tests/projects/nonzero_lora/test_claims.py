@@ -47,8 +47,6 @@ def test_advantages(tmp_path: Path) -> None:
     assert at_best == {0: pytest.approx(-1.0), 1: pytest.approx(-0.8)}
     worst = claims.worst_difference(table, "init_ab", "init_a")
     assert worst == {0: pytest.approx(-1.0), 1: pytest.approx(-0.8)}
-    gap = claims.absolute_difference(table, "init_ab", "init_a", "lr_3e-3")
-    assert gap == {0: pytest.approx(1.0), 1: pytest.approx(0.8)}
 
 
 def test_no_rate_below_the_best(tmp_path: Path) -> None:

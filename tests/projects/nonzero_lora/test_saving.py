@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2Model
 
 from projects.nonzero_lora.adapters import attach, merge
 from projects.nonzero_lora.config import AdapterConfig
+from projects.nonzero_lora.initialisation import base_weight, lora_layers
 from projects.nonzero_lora.saving import export_plain_adapter, load_adapter, save_adapter
 from shared.errors import UserError
 
@@ -28,6 +29,17 @@ def trained(config: AdapterConfig, seed: int = 7) -> nn.Module:
     torch.manual_seed(3)
     for parameter in model.parameters():
         if parameter.requires_grad:
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def trained_in_float32(config: AdapterConfig, seed: int = 7) -> nn.Module:
+    """As the language models train: bfloat16 base and start, then factors in float32."""
+    model = attach(gpt2().bfloat16(), config, seed)
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
             parameter.data += 0.05 * torch.randn_like(parameter)
     return model
 
@@ -68,6 +80,38 @@ def test_plain_export_is_an_ordinary_peft_adapter(tmp_path: Path, scheme: tuple,
     assert loaded.peft_config["default"].r == (8 if scheme[2] else 4)
 
 
+def test_float32_factors_on_a_bfloat16_base_come_back_unrounded(tmp_path: Path) -> None:
+    config = config_of(1.0, 1.0, True)
+    model = trained_in_float32(config)
+    save_adapter(model, tmp_path / "a.safetensors", config, seed=7)
+    fresh = gpt2().bfloat16()
+    load_adapter(fresh, tmp_path / "a.safetensors")
+    found = dict(lora_layers(fresh))
+    for name, layer in lora_layers(model):
+        for factor in ("lora_A", "lora_B"):
+            there = getattr(found[name], factor)["default"].weight
+            assert there.dtype == torch.float32
+            assert torch.equal(there, getattr(layer, factor)["default"].weight)
+        assert torch.equal(base_weight(found[name]), base_weight(layer))
+    assert torch.equal(output(fresh), output(model))
+
+
+def test_plain_export_undoes_the_reset_that_was_made_in_bfloat16(tmp_path: Path) -> None:
+    """What is left is the one rounding of W_eff: half a unit of it at most."""
+    config = config_of(1.0, 1.0, True)
+    model = trained_in_float32(config)
+    export_plain_adapter(model, tmp_path, config, seed=7)
+    exported = dict(lora_layers(PeftModel.from_pretrained(gpt2().bfloat16(), tmp_path)))
+    for name, layer in lora_layers(model):
+        ours, theirs = (
+            base_weight(one).float()
+            + one.scaling["default"] * one.lora_B["default"].weight @ one.lora_A["default"].weight
+            for one in (layer, exported[name])
+        )
+        unit = torch.finfo(torch.bfloat16).eps * base_weight(layer).float().abs().clamp_min(1e-3)
+        assert ((ours - theirs).abs() / unit).max() <= 0.51, name
+
+
 def test_without_the_seed_the_reset_is_lost(tmp_path: Path) -> None:
     """Why the start is saved: the trained factors on the pretrained weight are another function."""
     config = config_of(1.0, 1.0, True)
@@ -85,11 +129,27 @@ def test_another_base_model_is_refused(tmp_path: Path) -> None:
     save_adapter(trained(config), path, config, seed=7)
     with pytest.raises(UserError, match=r"another frozen weight of 'h\.0\.attn\.c_attn'.*unchanged"):
         load_adapter(gpt2(seed=1), path)
-    almost = gpt2()
-    almost.h[1].mlp.c_fc.weight.data *= 1.02
-    almost.h[1].mlp.c_fc.weight.data[0, 0] += 0.05
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_rescaled_base_model_is_refused(tmp_path: Path, reset: bool) -> None:
+    path = tmp_path / "adapter.safetensors"
+    config = config_of(1.0, 1.0, reset)
+    save_adapter(trained(config), path, config, seed=7)
+    rescaled = gpt2()
+    rescaled.h[1].mlp.c_fc.weight.data *= 1.01
     with pytest.raises(UserError, match=r"another frozen weight of 'h\.1\.mlp\.c_fc'"):
-        load_adapter(almost, path)
+        load_adapter(rescaled, path)
+
+
+def test_one_changed_entry_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "adapter.safetensors"
+    config = config_of(1.0, 1.0, True)
+    save_adapter(trained(config), path, config, seed=7)
+    edited = gpt2()
+    edited.h[1].mlp.c_fc.weight.data[0, 0] += 0.05
+    with pytest.raises(UserError, match=r"another frozen weight of 'h\.1\.mlp\.c_fc'"):
+        load_adapter(edited, path)
 
 
 def test_a_wrong_seed_is_noticed(tmp_path: Path) -> None:

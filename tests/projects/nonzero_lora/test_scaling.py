@@ -14,7 +14,7 @@ from projects.nonzero_lora.initialisation import lora_layers
 from projects.nonzero_lora.scaling import fit_slope, step_parts
 from shared.errors import UserError
 from shared.training.config import compose
-from shared.training.experiment import run_experiment
+from shared.training.experiment import Interrupted, run_experiment
 
 
 def config(*overrides: str) -> Config:
@@ -65,6 +65,27 @@ def test_slopes_at_a_large_rate(tmp_path: Path) -> None:
     for c_b in (0, 1):
         found = slopes(tmp_path / str(c_b), f"adapter.c_b={c_b}", "width_scaling.lr_exponent=-0.5")
         assert all(abs(slope) < 0.15 for slope in found.values())
+
+
+@pytest.mark.parametrize("stop_after", [2, 5])
+def test_resumed_equals_uninterrupted(stop_after: int, tmp_path: Path) -> None:
+    """Also when it was stopped at its last step, which is the one that is measured."""
+    settings = config("adapter.c_b=1", "width_scaling.widths=[16,32,64]")
+    whole = run_experiment(build, settings, tmp_path / "whole", group="g", name="n")
+    assert {"slope/d1", "slope/d3", "rms/d2/64"} <= set(whole)
+    asked = iter([False] * (stop_after - 1) + [True])
+    with pytest.raises(Interrupted):
+        run_experiment(build, settings, tmp_path / "parts", group="g", name="n", stop=lambda: next(asked))
+    parts = run_experiment(build, settings, tmp_path / "parts", group="g", name="n", stop=lambda: False)
+    assert parts == whole
+
+
+def test_inputs_move_with_the_module_but_are_not_saved() -> None:
+    module = build(config("width_scaling.widths=[16,32]")).module
+    signs = {name: value for name, value in module.named_buffers() if name[:2] in ("z_", "g_")}
+    assert len(signs) == 2 * 2 * 4 and all(value.abs().eq(1).all() for value in signs.values())
+    assert not set(signs) & set(module.state_dict())
+    assert all(value.is_meta for name, value in module.to("meta").named_buffers() if name in signs)
 
 
 @pytest.mark.parametrize(("c_b", "ratio"), [(1.0, 2.0), (0.0, 4.0)])

@@ -13,6 +13,7 @@ from projects.nonzero_lora import module as module_file
 from projects.nonzero_lora.config import Config
 from projects.nonzero_lora.data import features, sentiment
 from projects.nonzero_lora.data.sentiment import FILE, SentimentData, plan_batches, read_scores, select
+from projects.nonzero_lora.heldout import evaluating
 from projects.nonzero_lora.module import Classifier, NonZeroLoRA
 from shared.data.catalogue import locate
 from shared.errors import UserError
@@ -245,6 +246,26 @@ def test_a_run(world: Path, tmp_path: Path) -> None:
         losses -= logits.log_softmax(1)[torch.arange(len(batch.label)), batch.label].sum().item()
     assert expected["test/accuracy"] == pytest.approx(100 * right / 40, abs=1e-4)
     assert expected["test/loss"] == pytest.approx(losses / 40, abs=1e-5)
+
+
+def test_heldout_loss_is_measured_without_dropout(world: Path, tmp_path: Path) -> None:
+    """And training goes on with it."""
+    plain, dropped = (
+        run_experiment(build, config(f"adapter.dropout={rate}"), tmp_path / str(rate), group="g", name="n")
+        for rate in (0.0, 0.9)
+    )
+    assert dropped["heldout/step_0"] == plain["heldout/step_0"]
+    assert dropped["heldout/step_12"] != plain["heldout/step_12"]
+
+
+def test_every_part_has_its_own_mode_back() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout(), nn.Linear(2, 2)))
+    model[1].eval()
+    before = [part.training for part in model.modules()]
+    with pytest.raises(ZeroDivisionError), evaluating(model):
+        assert not any(part.training for part in model.modules())
+        1 / 0  # noqa: B018
+    assert [part.training for part in model.modules()] == before and len(set(before)) == 2
 
 
 def test_resumed_equals_uninterrupted(world: Path, tmp_path: Path) -> None:

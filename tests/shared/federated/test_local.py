@@ -208,7 +208,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(
+    ("kind", "settings"), CASES, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_equals_lightning(fed, kind, settings):
     torch.manual_seed(0)
     ours = kind()
@@ -237,7 +239,9 @@ def test_float16_is_scaled_and_unscaled_before_clipping():
         batches(),
         LocalTraining(precision="16-mixed", gradient_clip_val=1e9),
         state={},
-        gradient=lambda grads, params: seen.append(max(float(g.abs().max()) for g in grads.values())) or grads,
+        gradient=lambda grads, params: (
+            seen.append(max(float(g.abs().max()) for g in grads.values())) or grads
+        ),
     )
     train(full, batches(), LocalTraining(), state={})
     assert max(seen) < 10  # the scale is 65536
@@ -312,7 +316,9 @@ def test_what_the_trainer_lacks_is_named():
             assert not hasattr(self.trainer, "datamodule")
             return self.trainer.predict_loop
 
-    with pytest.raises(UserError, match=r"Greedy uses self.trainer.predict_loop.*Override FederatedClient.fit"):
+    with pytest.raises(
+        UserError, match=r"Greedy uses self.trainer.predict_loop.*Override FederatedClient.fit"
+    ):
         train(Greedy(), batches(), LocalTraining(), state={})
 
 

@@ -43,7 +43,9 @@ def test_trivial_cases_need_no_library_and_mistakes_are_explained():
             privacy.spend({}, **bad)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is not None, reason="dp-accounting is installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("dp_accounting") is not None, reason="dp-accounting is installed"
+)
 def test_absent_library_is_named():
     state = {}
     privacy.spend(state, 1.0)

@@ -127,7 +127,9 @@ def test_killed_between_checkpoints_repeats_rounds_and_rewrites_their_rows(fed, 
         run_experiment(build, config, tmp_path / "killed", group="g", name="n", stop=kill)
     assert checkpoint(tmp_path / "killed")["global_step"] == 3
     assert run(build, tmp_path / "killed", config=config) == run(build, tmp_path / "straight")
-    rows = [json.loads(line) for line in (tmp_path / "killed/artifacts/rounds.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "killed/artifacts/rounds.jsonl").read_text().splitlines()
+    ]
     assert [row["round"] for row in rows] == list(range(ROUNDS))
     assert rows[0]["participants"] == sorted(rows[0]["clients"]) and rows[0]["seconds"]["clients"] > 0
 
@@ -142,7 +144,9 @@ def test_spilled_states_give_the_same_checkpoint(fed, tmp_path):
 def test_another_partition_algorithm_or_codec_is_refused_with_the_difference(fed, tmp_path):
     with pytest.raises(Interrupted):
         run(make(fed, lambda: FedAvg(fed.classifier())), tmp_path, stop_after=2)
-    with pytest.raises(UserError, match=r"cannot be resumed.*partition: \w{16} in the checkpoint, \w{16} here"):
+    with pytest.raises(
+        UserError, match=r"cannot be resumed.*partition: \w{16} in the checkpoint, \w{16} here"
+    ):
         run(make(fed, lambda: FedAvg(fed.classifier()), split=1), tmp_path)
     with pytest.raises(UserError, match=r"algorithm: .*FedAvg in the checkpoint, .*Scaffold here"):
         run(make(fed, lambda: Scaffold(fed.classifier())), tmp_path)

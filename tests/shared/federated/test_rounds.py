@@ -86,7 +86,9 @@ def test_fedprox_is_the_loss_term_of_the_paper(fed):
     theta, optimizer = copy.deepcopy(plain), plain.configure_optimizers()
     for x, y in data.client(0, 0).loader():
         optimizer.zero_grad()
-        distance = sum(((a - b) ** 2).sum() for a, b in zip(plain.parameters(), theta.parameters(), strict=True))
+        distance = sum(
+            ((a - b) ** 2).sum() for a, b in zip(plain.parameters(), theta.parameters(), strict=True)
+        )
         (F.cross_entropy(plain(x), y) + 0.35 * distance).backward()
         optimizer.step()
     for name, value in plain.state_dict().items():
@@ -203,7 +205,9 @@ def test_fedbn_keeps_norms_by_type_and_evaluates_with_them(fed):
     assert torch.equal(module.model.net[1].weight, torch.ones(8))
     assert {n.split(".")[1] for n in module.states[0]["personal"]} == {"1"}
     assert not torch.equal(*(module.states[c]["personal"]["net.1.weight"] for c in (0, 1)))
-    assert "model/net.1.weight" not in module.ledger.by("name") and "model/net.0.weight" in module.ledger.by("name")
+    assert "model/net.1.weight" not in module.ledger.by("name") and "model/net.0.weight" in module.ledger.by(
+        "name"
+    )
     assert {"personal/val/acc", "personal/val/acc/clients"} <= set(trainer.callback_metrics)
 
 
@@ -310,7 +314,7 @@ def test_server_optimisers_follow_torch_on_the_pseudo_gradient(fed, optimizer):
     class Step(FedAvg):
         def round(self, cohort):
             mean = weighted_mean(cohort.call("fit", Payload(model=self.theta())), "model")
-            for (name, p) in self.model.named_parameters():
+            for name, p in self.model.named_parameters():
                 p.grad = p.detach() - mean[name]
             by_hand.step()
 
@@ -560,3 +564,42 @@ def test_early_stopping_works_on_rounds(fed):
     stop = EarlyStopping("val/acc", mode="max", patience=1, min_delta=1.0)
     module = fed.fit(FedAvg(fed.classifier()), data, val_check_interval=2, callbacks=[stop])
     assert module.trainer.global_step < 40
+
+
+def test_learning_rates_follow_the_rounds(fed):
+    rates = []
+
+    class Watching(FederatedClient):
+        def result(self, model, state, data, report):
+            rates.append(report.lr)
+            return super().result(model, state, data, report)
+
+    module = FedAvg(Watching(fed.classifier(lr=0.4)), lr_schedule=lambda number: 0.5**number)
+    fed.fit(module, fed.federation(sizes=(8,), rounds=3))
+    assert rates == pytest.approx([0.4, 0.2, 0.1])
+    kept = LocalTraining(keep_optimizer=True)
+    with pytest.raises(UserError, match="excludes lr_schedule"):
+        FedAvg(fed.classifier(), training=kept, lr_schedule=lambda number: 1.0)
+
+
+def test_memory_is_that_of_the_states_and_a_few_models(fed):
+    """200 stateful clients of an MLP with 159,010 parameters, one sample each."""
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    class Wide(fed.Classifier):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
+
+    dataset = torch.utils.data.TensorDataset(torch.randn(200, 784), torch.randint(0, 10, (200,)))
+    tens = sampling.predrawn(torch.arange(200).view(20, 10).tolist())
+    data = fed.federation(sizes=(1,) * 200, rounds=20, dataset=dataset, sampler=tens)
+    module = Scaffold(Wide())
+    before = resident()
+    fed.fit(module, data)
+    states = 4 * 159_010 * len(module.states)
+    assert len(module.states) == 200
+    assert resident() - before < states + 200e6

@@ -125,7 +125,9 @@ def test_complex_tensors_and_huge_integers_are_refused():
 
 def test_missing_entry_names_the_client_and_what_it_sent():
     reply = Reply(7, Payload(model={}, num_samples=3))
-    with pytest.raises(UserError, match=r"reply of client 7 lacks 'num_sample'.*Did you mean 'num_samples'\?"):
+    with pytest.raises(
+        UserError, match=r"reply of client 7 lacks 'num_sample'.*Did you mean 'num_samples'\?"
+    ):
         reply["num_sample"]
 
 

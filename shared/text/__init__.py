@@ -1,0 +1,1 @@
+"""Text encoders and language models that several papers use."""
