@@ -1,9 +1,9 @@
 """Reading an answer out of generated text and comparing it with the right one, task by task.
 
 `RULES` maps the name of a rule to a function (output, gold) -> bool. The rules are those of the LLM-Adapters
-evaluation (Hu et al. 2023) for its fourteen test sets, rules after the PiSSA evaluation for GSM8K and MATH after
-MetaMathQA, and equality for GLUE in text form. Of the PiSSA rules three are more lenient here: thousands separators
-("1,234,567"), money and per cent signs around a number, and a boxed number all count.
+evaluation (Hu et al. 2023) for its fourteen test sets, rules after the PiSSA evaluation for GSM8K and MATH
+after MetaMathQA, and equality for GLUE in text form. Three of the PiSSA rules are more lenient here: thousands
+separators ("1,234,567"), money and per cent signs around a number, and a boxed number all count.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def weighted_mean(
     integers: str = "max",
     also: tuple[Any, float] | None = None,
 ) -> Any:
-    """The mean of entry `name`: a tensor, or (nested) dicts of tensors, key by key over those who sent the key.
+    """The mean of entry `name`: a tensor, or (nested) dicts of tensors, key by key over its senders.
 
     Args:
         by: a number in the reply ("num_samples", "num_steps"), client -> weight, (reply, key) -> weight, or
@@ -78,7 +78,7 @@ def trimmed_mean(replies: Sequence[Reply], name: str, cut: int) -> Any:
 
 
 def by_layer(weights: Tensor, replies: Sequence[Reply], layer_of: Callable[[str], int | None]) -> Weights:
-    """Weights (L, N), one row a layer, one column a reply; keys of no layer (None) count all clients alike."""
+    """Weights (L, N), one row a layer, one column a reply; a key of no layer (None) counts all alike."""
     column = {reply.client: i for i, reply in enumerate(replies)}
     if weights.dim() != 2 or weights.shape[1] != len(column):
         raise UserError(f"expected weights (layers, {len(column)}), found {tuple(weights.shape)}.")

@@ -1,4 +1,4 @@
-"""The client's side. `cohort.call("name", ...)` runs the method `name` of a `FederatedClient` for each client."""
+"""The client's side. `cohort.call("name", ...)` runs `FederatedClient.name` for each client."""
 
 from __future__ import annotations
 
@@ -71,7 +71,12 @@ class FederatedClient:
         raise NotImplementedError
 
     def evaluate(self, inbox: Payload, state: dict[str, Any], data: ClientData) -> Payload | None:
-        """Sums and weights of what `validation_step` logs on the client's test data; None without any."""
+        """Sums and weights of what `validation_step` logs on the client's test data; None without any.
+
+        A message that holds `task` asks for the test data of that task.
+        """
+        if "task" in inbox:
+            data = data.of_task(inbox["task"])
         if data.test is None or not len(data.test):
             return None
         sums, weights = run_validation(self.model(inbox, state), data.loader("test"))
@@ -143,7 +148,7 @@ class FederatedClient:
     def result(
         self, model: LightningModule, state: dict[str, Any], data: ClientData, report: Report
     ) -> Payload:
-        """Keep what is personal in `state`; the reply with what is shared and the accounts of the training."""
+        """Put what is personal into `state`; reply with what is shared and what training took."""
         personal = roles.select(model, self.roles, "personal")
         if personal:
             state["personal"] = personal

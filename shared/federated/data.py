@@ -37,6 +37,7 @@ class ClientData:
     task: int = 0
     seed: int = 0
     loading: dict[str, Any] = field(default_factory=dict)
+    of_task: Callable[[int], ClientData] | None = None  # this client's data of another task
 
     def loader(self, split: str = "train", **changes: Any) -> Batches:
         """Batches of "train" (shuffled) or "test"; `changes` override batch_size, drop_last, collate_fn."""
@@ -164,12 +165,13 @@ class FederatedData(LightningDataModule):
 
     Args:
         train: all training samples; `partition` deals them to clients.
-        partition: client -> places in `train`. Saved with a hash; a resumed run must have the same.
+        partition: client -> places in `train`, or a list with one such for each task of `stream`. Its hash is
+            in every checkpoint; a resumed run must have the same.
         rounds: rounds an epoch (with `trainer.max_epochs=1`: all of them).
         sampler: round -> clients, a pure function (`shared.federated.sampling`); default: everyone.
         batch_size, drop_last, collate_fn: of a client's training batches.
         test: the server's test set.   public: data that the server may train on.
-        client_test: (data set, partition) of the clients' own test samples.
+        client_test: (data set, partition or list of them) of the clients' own test samples.
         held_out: clients that never train and are evaluated only (`sampler` must leave them out).
         dropouts: (client, round) -> whether it vanishes after its work, before its reply
             (`sampling.dropouts`).
@@ -183,7 +185,7 @@ class FederatedData(LightningDataModule):
     def __init__(
         self,
         train: Dataset,
-        partition: Partition,
+        partition: Partition | Sequence[Partition],
         *,
         rounds: int,
         sampler: Callable[[int], Sequence[int]] | None = None,
@@ -193,7 +195,7 @@ class FederatedData(LightningDataModule):
         eval_batch_size: int = 256,
         test: Dataset | None = None,
         public: Dataset | None = None,
-        client_test: tuple[Dataset, Partition] | None = None,
+        client_test: tuple[Dataset, Partition | Sequence[Partition]] | None = None,
         held_out: Sequence[int] = (),
         dropouts: Callable[[int, int], bool] | None = None,
         keep_dropout_state: bool = False,
@@ -201,36 +203,41 @@ class FederatedData(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.partition, self.rounds = partition, rounds
-        self.sources = {"train": (train, partition), "test": client_test}
+        self.rounds = rounds
+        self.partitions = _each_task(partition)
+        own_test = None if client_test is None else (client_test[0], _each_task(client_test[1]))
+        self.sources = {"train": (train, self.partitions), "test": own_test}
         self.loading = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn}
         self.eval_batch_size, self.server_test, self.public = eval_batch_size, test, public
         self.held_out = sorted(held_out)
         self.sampler = sampler or everyone(self.training_clients)
         self.dropouts = dropouts or (lambda client, number: False)
         self.keep_dropout_state, self.stream, self.seed = keep_dropout_state, stream, seed
-        if client_test is not None and len(client_test[1]) != len(partition):
+        sizes = {len(own) for _, partitions in filter(None, self.sources.values()) for own in partitions}
+        if len(sizes) > 1:
             raise UserError(
-                f"the clients' test partition has {len(client_test[1])} clients, the training one {len(partition)}."
+                f"all partitions need the same number of clients; found {', '.join(map(str, sorted(sizes)))}."
             )
 
     @property
     def clients(self) -> list[int]:
-        return list(range(len(self.partition)))
+        return list(range(len(self.partitions[0])))
 
     @property
     def training_clients(self) -> list[int]:
         return [client for client in self.clients if client not in set(self.held_out)]
 
     def dataset(self, client: int, split: str, task: int) -> Dataset | None:
-        """The samples of `client` ("train" or "test"); with a task stream a partition may be one a task."""
+        """The samples of `client` ("train" or "test") in `task`."""
         if self.sources[split] is None:
             return None
-        source, partition = self.sources[split]
-        return Subset(source, partition[client].tolist())
+        source, partitions = self.sources[split]
+        return Subset(source, partitions[task if len(partitions) > 1 else 0][client].tolist())
 
-    def client(self, client: int, round: int, position: int = 0) -> ClientData:
-        task = self.stream.task(client, round, position) if self.stream else 0
+    def client(self, client: int, round: int, position: int = 0, task: int | None = None) -> ClientData:
+        """What the client works on in this round: the stream's task, unless one is named."""
+        if task is None:
+            task = self.stream.task(client, round, position) if self.stream else 0
         return ClientData(
             client,
             round,
@@ -240,13 +247,14 @@ class FederatedData(LightningDataModule):
             task=task,
             seed=self.seed,
             loading=self.loading,
+            of_task=lambda other: self.client(client, round, position, other),
         )
 
     def train_dataloader(self) -> Rounds:
         return Rounds(self.rounds, self.sampler)
 
     def val_dataloader(self) -> Any:
-        """The server's test set; one empty batch without it, so that clients can be evaluated all the same."""
+        """The server's test set; one empty batch without it, so that clients are evaluated."""
         if self.server_test is None:
             return Nothing()
         return Batches(self.server_test, self.eval_batch_size, collate_fn=self.loading["collate_fn"])
@@ -255,4 +263,8 @@ class FederatedData(LightningDataModule):
 
     def identity(self) -> Mapping[str, Any]:
         """What must not differ when a run is resumed."""
-        return {"clients": len(self.partition), "partition": self.partition.hash}
+        return {"clients": len(self.clients), "partition": "-".join(own.hash for own in self.partitions)}
+
+
+def _each_task(partition: Partition | Sequence[Partition]) -> list[Partition]:
+    return [partition] if isinstance(partition, Partition) else list(partition)

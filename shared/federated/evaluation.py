@@ -10,7 +10,7 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningModule
 
-from shared.federated.local import _batch_size
+from shared.federated.contract import batch_size
 from shared.federated.payload import Reply
 from shared.federated.recorder import Recorder
 
@@ -18,7 +18,7 @@ from shared.federated.recorder import Recorder
 def run_validation(
     model: LightningModule, loader: Iterable[Any], step: str = "validation_step"
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Sums and weights, by name, of what `step` logs: the mean is sum / weight, exact over unequal batches."""
+    """Sums and weights, by name, of what `step` logs: their ratio is the exact mean."""
     recorder = Recorder()
     logged_by = model.__dict__.get("log")
     recorder.attach(model)
@@ -31,7 +31,7 @@ def run_validation(
         with torch.no_grad():
             for index, batch in enumerate(loader):
                 batch = move_data_to_device(batch, device)
-                recorder.weight = float(_batch_size(batch))
+                recorder.weight = float(batch_size(batch))
                 count += int(recorder.weight)
                 run(batch, index) if takes_index else run(batch)
         return recorder.totals(count)

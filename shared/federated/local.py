@@ -3,9 +3,9 @@
 Honoured: `training_step` (automatic and manual optimisation), every form of `configure_optimizers` with its
 schedulers (step, epoch, frequency, plateau), closures, gradient clipping, accumulation, `bf16-mixed` and
 `16-mixed`, `log`, `optimizers()`, `manual_backward`, `clip_gradients`, `toggle_optimizer`, `lr_schedulers()`,
-batch transfer hooks and the training hooks in `HOOKS`. Not offered: `dataloader_iter`, sharded or compiled
-strategies, true half or double precision by flag (make the module half or double), validation inside the
-local fit, callbacks.
+batch transfer hooks and the training hooks in `contract.HOOKS`. Not offered: `dataloader_iter`, sharded or
+compiled strategies, true half or double precision by flag (make the module half or double), validation inside
+the local fit, callbacks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningModule
-from lightning.pytorch.core import optimizer as parsing
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -28,26 +27,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from shared.errors import UserError
-from shared.federated.errors import ClientError
+from shared.federated import contract
 from shared.federated.local_trainer import LocalTrainer
 from shared.federated.recorder import Recorder
 
 PRECISIONS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-HOOKS = (
-    "on_train_start",
-    "on_train_end",
-    "on_train_epoch_start",
-    "on_train_epoch_end",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_before_batch_transfer",
-    "transfer_batch_to_device",
-    "on_after_batch_transfer",
-)
 
 
 @dataclass(frozen=True)
@@ -69,7 +53,7 @@ class LocalTraining:
 
 @dataclass
 class Report:
-    """What local training did: optimiser steps, samples seen, last learning rate and the sum over steps, momentum, logged means."""
+    """What local training did: optimiser steps, samples, learning rate (last and summed), momentum, means."""
 
     steps: int = 0
     samples: int = 0
@@ -107,8 +91,8 @@ class _Run:
         self.extra_loss, self.gradient, self.lr_scale = extra_loss, gradient, lr_scale
         if extra_loss is not None and not model.automatic_optimization:
             raise UserError(
-                f"{type(model).__name__} uses manual optimisation, so no loss term can be added from outside. Use "
-                "the `gradient` hook, or override FederatedClient.fit."
+                f"{type(model).__name__} uses manual optimisation: no loss term can be added from outside. "
+                "Use the `gradient` hook, or override FederatedClient.fit."
             )
         if is_param_in_hook_signature(model.training_step, "dataloader_iter", explicit=True):
             raise UserError(
@@ -118,7 +102,7 @@ class _Run:
         self.trainer = LocalTrainer(model, settings, len(loader))
         self.recorder = Recorder()
         self.report = Report()
-        self.hooks = {name for name in HOOKS if is_overridden(name, model)}
+        self.hooks = {name for name in contract.HOOKS if is_overridden(name, model)}
         self.custom_step = is_overridden("optimizer_step", model)
         self.custom_clip = is_overridden("configure_gradient_clipping", model)
         self.custom_zero = is_overridden("optimizer_zero_grad", model)
@@ -129,7 +113,7 @@ class _Run:
         model.trainer = trainer
         self.recorder.attach(model)
         try:
-            trainer.optimizers, trainer.lr_scheduler_configs = _optimizers(model)
+            trainer.optimizers, trainer.lr_scheduler_configs = contract.optimizers(model)
         except MisconfigurationException as error:
             raise UserError(f"{type(model).__name__}.configure_optimizers: {error}") from error
         trainer.strategy.use(trainer.optimizers)
@@ -164,10 +148,10 @@ class _Run:
             try:
                 outputs = self._step(batch, index)
             except ValueError as error:
-                raise _explained(error) from error
+                raise contract.explained(error) from error
             if self.mixed:
                 torch.clear_autocast_cache()  # the weights changed under a surrounding autocast
-            self.report.samples += _batch_size(batch)
+            self.report.samples += contract.batch_size(batch)
             if "on_train_batch_end" in self.hooks:
                 self.model.on_train_batch_end(self._as_lightning_passes(outputs), batch, index)
             if self.model.automatic_optimization and self._steps_now(index):
@@ -263,7 +247,7 @@ class _Run:
                 self.trainer.callback_metrics = self.recorder.watched()
                 if config.monitor not in self.trainer.callback_metrics:
                     raise UserError(
-                        f"a plateau scheduler watches '{config.monitor}', which training_step does not log; it "
+                        f"a scheduler watches '{config.monitor}', which training_step does not log; it "
                         f"logs {', '.join(self.trainer.callback_metrics) or 'nothing'}."
                     )
                 value = self.trainer.callback_metrics[config.monitor]
@@ -334,43 +318,7 @@ class _Run:
         if self.settings.keep_optimizer:
             self.state["optimizer"] = {
                 "optimizers": [optimizer.state_dict() for optimizer in self.trainer.optimizers],
-                "schedulers": [_plain(c.scheduler.state_dict()) for c in self.trainer.lr_scheduler_configs],
+                "schedulers": [
+                    contract.plain(c.scheduler.state_dict()) for c in self.trainer.lr_scheduler_configs
+                ],
             }
-
-
-def _optimizers(model: LightningModule) -> tuple[list[Optimizer], list[Any]]:
-    """`configure_optimizers`, parsed and checked by Lightning itself."""
-    configured = model.configure_optimizers()
-    if configured is None:
-        raise UserError(f"{type(model).__name__}.configure_optimizers returned nothing to train with.")
-    optimizers, schedulers, monitor = parsing._configure_optimizers(configured)
-    if model.automatic_optimization:
-        configs = parsing._configure_schedulers_automatic_opt(schedulers, monitor)
-    else:
-        configs = parsing._configure_schedulers_manual_opt(schedulers)
-    parsing._validate_multiple_optimizers_support(optimizers, model)
-    parsing._validate_optimizers_attached(optimizers, configs)
-    parsing._validate_scheduler_api(configs, model)
-    return optimizers, configs
-
-
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """Scheduler state without what cannot be saved safely and is rebuilt by `configure_optimizers` anyway."""
-    kinds = (bool, int, float, str, list, tuple, type(None))
-    return {key: value for key, value in state.items() if isinstance(value, kinds)}
-
-
-def _batch_size(batch: Any) -> int:
-    first = batch
-    while isinstance(first, (list, tuple, dict)) and len(first):
-        first = next(iter(first.values())) if isinstance(first, dict) else first[0]
-    return int(first.shape[0]) if isinstance(first, Tensor) and first.dim() else 1
-
-
-def _explained(error: ValueError) -> ValueError:
-    if "Expected more than 1 value per channel" not in str(error):
-        return error
-    return ClientError(
-        "a batch of one sample met batch normalisation, which needs two. Set drop_last=True, choose a batch size "
-        "that leaves no remainder of one, or normalise by group or layer."
-    )

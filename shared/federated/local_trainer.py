@@ -62,10 +62,11 @@ class LocalTrainer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        offered = ", ".join(sorted(key for key in vars(self) if key[0] != "_"))
         raise NotOffered(
-            f"{type(self.__dict__.get('model')).__name__} uses self.trainer.{name}, which local training of a "
-            f"client does not offer. It offers: {', '.join(sorted(k for k in vars(self) if k[0] != '_'))}. "
-            "Override FederatedClient.fit for a module that needs more."
+            f"{type(self.__dict__.get('model')).__name__} uses self.trainer.{name}, which local training of "
+            f"a client does not offer. It offers: {offered}. Override FederatedClient.fit for a module that "
+            "needs more."
         )
 
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import update_bn
 
 from shared.errors import UserError
-from shared.federated import engines, roles, trees
+from shared.federated import engines, roles, saving
 from shared.federated.client import FederatedClient, as_client
 from shared.federated.codecs import Chain, Codec, chain
 from shared.federated.cohort import Cohort
@@ -56,9 +56,7 @@ class FederatedModule(LightningModule):
     """
 
     Client: ClassVar[type[FederatedClient]] = FederatedClient
-    server_state: ClassVar[
-        tuple[str, ...]
-    ] = ()  # attributes beside modules and buffers that a checkpoint holds
+    server_state: ClassVar[tuple[str, ...]] = ()  # further attributes that a checkpoint holds
 
     def __init__(
         self,
@@ -159,7 +157,7 @@ class FederatedModule(LightningModule):
         return self.trainer.optimizers[1:]
 
     def evaluate_clients(self, cohort: Cohort) -> dict[str, float]:
-        """Metrics of `targets`: "received/val/acc" over all samples, "received/val/acc/clients" over clients."""
+        """Metrics of `targets`: "received/val/acc" over samples, "received/val/acc/clients" over clients."""
         found: dict[str, float] = {}
         held_out = cohort.only(self.data.held_out)
         for target in self.targets:
@@ -173,6 +171,17 @@ class FederatedModule(LightningModule):
                 )
                 found |= {f"{who}/{name}": value for name, value in pool(replies).items()}
         return found
+
+    def evaluate_tasks(self, cohort: Cohort, metric: str) -> list[float]:
+        """`metric` on the clients' test data of each task seen so far: a row of `AccuracyMatrix`."""
+        row = []
+        for task in range(cohort.stage + 1):
+            inbox = self.broadcast().plus(task=task)
+            replies = cohort.everyone.call(
+                "evaluate", inbox, codec=Chain(), phase="evaluate", save_state=False
+            )
+            row.append(pool(replies)[metric])
+        return row
 
     # What the Trainer calls.
 
@@ -223,39 +232,13 @@ class FederatedModule(LightningModule):
         self._evaluate("on_test_epoch_end", "test/")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["federated"] = {
-            "identity": self.identity(),
-            "states": self.states.state_dict(),
-            "ledger": self.ledger.state_dict(),
-            "server": {
-                name: trees.checked(getattr(self, name), f"{type(self).__name__}.{name}")
-                for name in self.server_state
-            },
-        }
+        checkpoint["federated"] = saving.content(self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raises UserError: the checkpoint belongs to another algorithm or partition; the difference is named."""
-        if "federated" not in checkpoint:
-            raise UserError("this checkpoint is of a run that was not federated.")
-        saved, here = checkpoint["federated"]["identity"], self.identity()
-        differences = [
-            f"{key}: {saved.get(key)} in the checkpoint, {here.get(key)} here"
-            for key in sorted({*saved, *here})
-            if saved.get(key) != here.get(key)
-        ]
-        if differences:
-            raise UserError(
-                f"the checkpoint cannot be resumed by this run: {'; '.join(differences)}. Start in a new folder, or "
-                "restore what differs."
-            )
-        self.states.load_state_dict(checkpoint["federated"]["states"])
-        self.ledger.load_state_dict(checkpoint["federated"]["ledger"])
-        self.traffic = {
-            which: self.ledger.total(direction=which) - self.ledger.total(direction=which, phase="evaluate")
-            for which in self.traffic
-        }
-        for name, value in checkpoint["federated"]["server"].items():
-            setattr(self, name, value)
+        saving.restore(self, checkpoint.get("federated"))
+        totals = {which: self.ledger.total(direction=which) for which in self.traffic}
+        for which in self.traffic:
+            self.traffic[which] = totals[which] - self.ledger.total(direction=which, phase="evaluate")
 
     def identity(self) -> dict[str, Any]:
         """What a resumed run must share with the one that wrote the checkpoint."""

@@ -44,7 +44,7 @@ class Outcome:
 
 
 class Node:
-    """Runs tasks with what a site has: the client code, its data, its states, the codecs of both directions."""
+    """Runs tasks with what a site has: client code, data, states and codecs."""
 
     def __init__(
         self,

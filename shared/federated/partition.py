@@ -102,8 +102,8 @@ def dirichlet(labels: Any, clients: int, alpha: float, *, seed: int, min_size: i
         if partition.sizes.min() >= min_size:
             return partition
     raise UserError(
-        f"no Dirichlet({alpha}) split of {len(values)} samples gave each of {clients} clients {min_size} samples "
-        "in 1,000 draws; lower min_size or the number of clients, or raise alpha."
+        f"no Dirichlet({alpha}) split of {len(values)} samples gave each of {clients} clients {min_size} "
+        "samples in 1,000 draws; lower min_size or the number of clients, or raise alpha."
     )
 
 

@@ -19,7 +19,7 @@ def spend(
     """Enter `steps` releases of a Gaussian mechanism; noise multiplier = std / L2 sensitivity."""
     if noise_multiplier < 0 or not 0 < sampling_rate <= 1 or steps < 1:
         raise UserError(
-            "expected a noise multiplier of at least 0, a sampling rate in (0, 1] and at least one step; found "
+            "expected a noise multiplier of 0 or more, a sampling rate in (0, 1] and one step or more; found "
             f"{noise_multiplier}, {sampling_rate}, {steps}."
         )
     history = [list(row) for row in state.get(KEY, [])]

@@ -52,7 +52,7 @@ class Recorder:
         self.epoch.clear()
 
     def watched(self) -> dict[str, float]:
-        """What a scheduler watches, as in Lightning: the epoch's mean with `on_epoch`, else the last value."""
+        """What a scheduler watches: the epoch's mean of what was logged `on_epoch`, else the last value."""
         return {
             name: float(self.epoch[name][0] / self.epoch[name][1] if name in self.epoch else value)
             for name, value in self.last.items()

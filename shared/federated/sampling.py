@@ -58,7 +58,7 @@ def joining(sampler: Sampler, first_round: dict[int, int]) -> Sampler:
 
 
 def dropouts(probability: float, *, seed: int) -> Callable[[int, int], bool]:
-    """`FederatedData(dropouts=...)`: each client vanishes with `probability`, independently, in each round."""
+    """`FederatedData(dropouts=...)`: each client vanishes with `probability` in each round."""
     return lambda client, number: _stream(seed, "dropout", number, client).random() < probability
 
 

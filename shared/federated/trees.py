@@ -32,8 +32,8 @@ def checked(tree: Any, where: str) -> Any:
     if isinstance(tree, (list, tuple)):
         return type(tree)(checked(value, f"{where}[{i}]") for i, value in enumerate(tree))
     raise UserError(
-        f"{where} is a {type(tree).__name__}; a state takes tensors, numbers, strings, None and lists and dicts "
-        "of them, so that it can be saved without pickle."
+        f"{where} is a {type(tree).__name__}; a state takes tensors, numbers, strings, None and lists and "
+        "dicts of them, so that it can be saved without pickle."
     )
 
 

@@ -84,7 +84,8 @@ def unpack(message: bytes) -> tuple[dict[str, Tensor], Any]:
     """
     if message[: len(MAGIC)] != MAGIC:
         raise WireError(
-            f"expected a message that starts with {MAGIC!r}, found {message[: len(MAGIC)]!r} ({len(message)} bytes)."
+            f"expected a message that starts with {MAGIC!r}, found {message[: len(MAGIC)]!r} "
+            f"({len(message)} bytes)."
         )
     body = memoryview(message)[START:]
     if _checksum(body) != message[len(MAGIC) : START]:
@@ -94,11 +95,10 @@ def unpack(message: bytes) -> tuple[dict[str, Tensor], Any]:
         header = _header(message)
         about = json.loads(header["__metadata__"]["about"])
         tensors = {name: loaded[name] for name in header if name in loaded}  # the library's order is random
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise WireError(f"a message cannot be read: {error}") from None
-    for name, other in about.get("aliases", {}).items():
-        tensors[name] = tensors[other]
-    return tensors, about["meta"]
+        tensors |= {name: tensors[other] for name, other in about.get("aliases", {}).items()}
+        return tensors, about["meta"]
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise WireError(f"a message cannot be read: {type(error).__name__}: {error}") from None
 
 
 def views(message: mmap) -> tuple[dict[str, Tensor], Any]:
@@ -113,18 +113,16 @@ def views(message: mmap) -> tuple[dict[str, Tensor], Any]:
         aligned = start % kind.itemsize == 0
         source, offset = (message, start) if aligned else (bytearray(message[start:end]), 0)
         count = (end - start) // kind.itemsize
-        flat = (
-            torch.frombuffer(source, dtype=kind, count=count, offset=offset)
-            if count
-            else torch.empty(0, dtype=kind)
-        )
+        flat = torch.empty(0, dtype=kind)
+        if count:
+            flat = torch.frombuffer(source, dtype=kind, count=count, offset=offset)
         tensors[name] = flat.view(entry["shape"])
     tensors |= {name: tensors[other] for name, other in about.get("aliases", {}).items()}
     return tensors, about["meta"]
 
 
 def sizes(message: bytes) -> dict[str, int]:
-    """Bytes of every tensor, parts of one entry ("w#codes", "w#range") together; they add up to the message."""
+    """Bytes of every tensor, parts of one entry ("w#codes", "w#range") together; the sum is the length."""
     found: dict[str, int] = {}
     for name, entry in _header(message).items():
         if name != "__metadata__":

@@ -246,3 +246,12 @@ def test_dry_run_and_help_import_nothing_heavy(script: Script, toy_root: Path) -
         assert "argparse" in imported
         assert not imported & {"torch", "lightning", "matplotlib", "numpy", "wandb"}
     assert not executions(toy_root)
+
+
+@pytest.mark.slow
+def test_runs_of_several_ranks_follow_each_other(script: Script, toy_root: Path) -> None:
+    """Each run starts its own second rank by `train.py --run`; the first rank alone keeps the books."""
+    ranks = ("trainer.devices=2", "trainer.strategy=ddp")
+    done = script("reproduce.py", "toy", "--seeds", "1", "--jobs", "1", *ranks)
+    assert done.returncode == 0, done.stderr
+    assert len(finished(toy_root)) == 4 and len(executions(toy_root)) == 8

@@ -34,5 +34,5 @@ def momentum(lr: float = 1.0, momentum: float = 0.9) -> Callable[..., Optimizer]
 def adam(
     lr: float = 0.01, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-3
 ) -> Callable[..., Optimizer]:
-    """`FedAvg(..., server_optimizer=adam())` is FedAdam with torch's bias correction, which the paper omits."""
+    """`FedAvg(..., server_optimizer=adam())` is FedAdam with torch's bias correction, absent in the paper."""
     return partial(torch.optim.Adam, lr=lr, betas=betas, eps=eps)

@@ -31,7 +31,7 @@ def normaliser(steps: int, momentum: float = 0.0) -> float:
 
 
 class FedNova(FederatedModule):
-    """theta <- theta - tau_eff sum_i p_i (theta - theta_i) / a_i, with p_i = n_i / n, tau_eff = sum_i p_i a_i.
+    """theta <- theta - tau_eff sum_i p_i (theta - theta_i) / a_i, p_i = n_i / n, tau_eff = sum_i p_i a_i.
 
     Written as a mean: theta_i weighs n_i tau_eff / a_i, and theta itself what is missing to n. With equal a_i
         these

@@ -1,4 +1,4 @@
-"""MOON (Li et al. 2021): representations are drawn to the global model's, away from the client's last one's."""
+"""MOON (Li et al. 2021): representations near the global model's, far from the client's last one's."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Tap:
 
 
 class Moon(FedAvg):
-    """`head`: name of the submodule whose input is the representation, e.g. "net.4"; the model maps batch[0]."""
+    """`head`: the submodule whose input is the representation, e.g. "net.4"; the model maps batch[0]."""
 
     Client = MoonClient
 

@@ -16,7 +16,7 @@ from shared.federated.payload import Payload
 
 
 class ScaffoldClient(FederatedClient):
-    """For plain SGD: option II reads the mean gradient off the distance walked, x - y = (sum of lr) * gradient."""
+    """For plain SGD: the distance walked gives the mean gradient, x - y = (sum of lr) * gradient."""
 
     def fit(self, inbox: Payload, state: dict[str, Any], data: ClientData) -> Payload:
         x, c = inbox["model"], inbox["control"]

@@ -129,9 +129,9 @@ class Chain:
             flat: dict[str, Leaf] = {**tensors, **meta.get("strings", {})}
             flat |= {name: flat[name].item() for name in meta.get("numbers", [])}
             return Payload.from_flat({name: flat[name] for name in [*order, *meta.get("strings", {})]})
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
             raise WireError(
-                f"a message does not fit the codecs of its receiver {self} ({type(error).__name__}: {error}). "
+                f"a message does not fit its receiver's {self} ({type(error).__name__}: {error}). "
                 "Both ends need the same chain."
             ) from None
 

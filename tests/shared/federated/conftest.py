@@ -95,7 +95,7 @@ def shared_cohort():
         sizes,
         sampler=uniform(5, 3, seed=1),
         test=samples(40),
-        client_test=(samples(92), federation(sizes).partition),
+        client_test=(samples(92), federation(sizes).partitions[0]),
         dropouts=lambda client, round: (client, round) == (2, 1),
     )
     return Scaffold(classifier(dropout=0.3), targets=("received",)), data

@@ -167,9 +167,19 @@ def test_receiver_with_another_chain_is_told():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Uniform(0), lambda: Uniform(17), lambda: TopK(0), lambda: RandomK(1.5)]
-    + [lambda: Clip(0), lambda: Gaussian(-1), lambda: Laplace(-1), lambda: LowRank(0), lambda: Cast("int8")]
-)  # fmt: skip
-def test_impossible_settings_are_refused(make):
+    ("codec", "setting"),
+    [
+        (Uniform, 0),
+        (Uniform, 17),
+        (TopK, 0),
+        (RandomK, 1.5),
+        (Clip, 0),
+        (Gaussian, -1),
+        (Laplace, -1),
+        (LowRank, 0),
+        (Cast, "int8"),
+    ],
+)
+def test_impossible_settings_are_refused(codec, setting):
     with pytest.raises(UserError):
-        make()
+        codec(setting)

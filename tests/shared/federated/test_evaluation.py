@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from shared.errors import UserError
 from shared.federated import partition, sampling
 from shared.federated.algorithms.fedavg import FedAvg
 from shared.federated.client import FederatedClient
-from shared.federated.data import Batches, WithFields
+from shared.federated.data import Batches, FederatedData, WithFields
 from shared.federated.evaluation import pool, run_validation
 from shared.federated.payload import Payload, Reply
+from shared.federated.streams import AccuracyMatrix, TaskStream
 
 
 def accuracy(model, tensors):
@@ -40,7 +42,7 @@ def test_both_means_are_reported():
 
 def test_targets_are_what_they_say(fed):
     test = fed.samples(96)
-    tests = fed.federation((30, 20, 10, 36)).partition
+    tests = fed.federation((30, 20, 10, 36)).partitions[0]
     data = fed.federation(
         rounds=2,
         client_test=(test, tests),
@@ -95,10 +97,53 @@ def test_fields_are_joined_by_place(fed):
 
 
 def test_a_client_is_a_pure_function(fed):
-    """Two calls with equal arguments give equal results: nothing of a call stays in the object."""
+    """Two calls with equal arguments give equal results: nothing of a call stays in object or message."""
     client = FederatedClient(fed.classifier(norm=True, momentum=0.9))
-    data, inbox = fed.federation().client(0, 0), Payload(model=client.down(client.module))
-    first, second = (client.fit(inbox, {}, fed.federation().client(0, 0)) for _ in range(2))
-    assert fed.equal(first["model"], second["model"]) and first["num_steps"] == 3
-    assert torch.equal(inbox["model"]["net.0.weight"], client.module.net[0].weight)
-    assert data.client == 0
+    start = {name: value.clone() for name, value in client.module.state_dict().items()}
+    inbox = Payload(model={name: value.clone() for name, value in start.items()})
+    results = []
+    for _ in range(2):
+        reply = client.fit(inbox, {}, fed.federation().client(0, 0))
+        results.append({name: value.clone() for name, value in reply["model"].items()})
+    assert reply["num_steps"] == 3 and fed.equal(*results) and not fed.equal(results[0], start)
+    assert fed.equal(inbox["model"], start) and fed.equal(dict(client.module.state_dict()), start)
+
+
+def test_tasks_have_data_of_their_own_and_fill_the_accuracy_matrix(fed):
+    train, labels = fed.samples(90), fed.samples(90).tensors[1]
+    of_class = [[torch.where(labels == c)[0][i::2].numpy() for i in range(2)] for c in range(3)]
+    tasks = [partition.Partition(own) for own in of_class]
+    seen = set()
+
+    class Spy(fed.Classifier):
+        def training_step(self, batch, batch_idx):
+            seen.update(batch[1].tolist())
+            return super().training_step(batch, batch_idx)
+
+    class Stream(FedAvg):
+        server_state = ("rows",)
+
+        def __init__(self, client):
+            super().__init__(client)
+            self.rows = []
+
+        def round(self, cohort):
+            seen.clear()
+            super().round(cohort)
+            assert seen == {cohort.stage}
+            if cohort.ends_stage:
+                self.rows.append(self.evaluate_tasks(cohort, "val/acc"))
+
+    data = FederatedData(
+        train, tasks, rounds=6, batch_size=4, client_test=(train, tasks), stream=TaskStream(3, 2)
+    )
+    module = fed.fit(Stream(Spy(lr=0.5)), data)
+    matrix = AccuracyMatrix(module.rows)
+    assert [len(row) for row in module.rows] == [1, 2, 3]
+    x = train.tensors[0]
+    assert module.rows[-1] == pytest.approx(
+        [accuracy(module.model, (x[labels == c], labels[labels == c])) for c in range(3)], abs=1e-6
+    )
+    assert module.rows[0] == [1.0] and matrix.forgetting > 0.3  # one class a task, nothing against forgetting
+    with pytest.raises(UserError, match="same number of clients; found 2, 4"):
+        FederatedData(train, tasks, rounds=1, client_test=(train, fed.federation().partitions[0]))

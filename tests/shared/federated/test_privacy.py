@@ -69,7 +69,7 @@ def test_epsilon_is_monotone_and_a_function_of_the_history():
 
 @library
 def test_epsilon_is_near_the_closed_form_of_renyi_composition():
-    """T releases with multiplier s have RDP a T / (2 s^2); the classical conversion bounds epsilon from above."""
+    """T releases with multiplier s have RDP a T / (2 s^2); the classical conversion is above epsilon."""
     state = {}
     privacy.spend(state, 4.0, steps=10)
     rate = 10 / (2 * 4.0**2)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -198,7 +199,7 @@ def test_buffer_policies(fed, policy):
 def test_fedbn_keeps_norms_by_type_and_evaluates_with_them(fed):
     net = fed.classifier(norm=True)  # named net.1, without "bn" in it
     test = fed.samples(96)
-    data = fed.federation(rounds=3, client_test=(test, fed.federation().partition))
+    data = fed.federation(rounds=3, client_test=(test, fed.federation().partitions[0]))
     module = FedBN(net)
     trainer = fed.trainer()
     trainer.fit(module, datamodule=data)
@@ -378,10 +379,8 @@ def test_stages_positions_and_client_specific_downlinks(fed):
     class Streamed(FederatedModule):
         def round(self, cohort):
             replies = cohort.call("tell", lambda client: Payload(own=10 * client))
-            seen.append(
-                (cohort.stage, cohort.starts_stage, cohort.ends_stage)
-                + tuple((r.client, r["got"], r["task"], r["position"]) for r in replies)
-            )
+            told = [(r.client, r["got"], r["task"], r["position"]) for r in replies]
+            seen.append((cohort.stage, cohort.starts_stage, cohort.ends_stage, *told))
 
     stream = TaskStream(2, 2, order=lambda client, stage, position: 100 * stage + position)
     data = fed.federation(rounds=4, stream=stream, sampler=sampling.predrawn([[3, 1]]))
@@ -586,8 +585,7 @@ def test_memory_is_that_of_the_states_and_a_few_models(fed):
     """200 stateful clients of an MLP with 159,010 parameters, one sample each."""
 
     def resident():
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     class Wide(fed.Classifier):
         def __init__(self):
