@@ -2,7 +2,7 @@
 
 `RULES` maps the name of a rule to a function (output, gold) -> bool. The rules are those of the LLM-Adapters
 evaluation (Hu et al. 2023) for its fourteen test sets, rules after the PiSSA evaluation for GSM8K and MATH
-after MetaMathQA, and equality for GLUE in text form. Three of the PiSSA rules are more lenient here: thousands
+after MetaMathQA, and equality for GLUE in text form. Three PiSSA rules are more lenient here: thousands
 separators ("1,234,567"), money and per cent signs around a number, and a boxed number all count.
 """
 
