@@ -55,7 +55,7 @@ def script(toy_root: Path) -> Callable[..., subprocess.CompletedProcess]:
             env=toy_environment(toy_root, **environment),
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=900,  # against a hang only: on a busy machine importing torch alone can take minutes
         )
 
     return run

@@ -71,7 +71,7 @@ class Batches:
     ) -> None:
         self.dataset, self.batch_size, self.shuffle = dataset, batch_size, shuffle
         self.drop_last, self.collate_fn = drop_last, collate_fn
-        self.tensors = None if collate_fn else tensors_of(dataset)
+        self.source = None if collate_fn else tensors_of(dataset)
 
     def __len__(self) -> int:
         size = len(self.dataset)
@@ -84,22 +84,23 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         chunks = self.order().split(self.batch_size)[: len(self)]
-        if self.tensors is not None:
+        if self.source is not None:
+            tensors, places = self.source
             for chunk in chunks:
-                yield [tensor[chunk] for tensor in self.tensors]
+                rows = chunk if places is None else places[chunk]
+                yield [tensor[rows] for tensor in tensors]
             return
         yield from DataLoader(
             self.dataset, batch_sampler=[chunk.tolist() for chunk in chunks], collate_fn=self.collate_fn
         )
 
 
-def tensors_of(dataset: Dataset) -> tuple[Tensor, ...] | None:
-    """The tensors behind a `TensorDataset` or a `Subset` of one; None for other data."""
+def tensors_of(dataset: Dataset) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+    """The tensors behind a `TensorDataset` and the rows of a `Subset` (None: all); None for other data."""
     if type(dataset) is TensorDataset:
-        return dataset.tensors
+        return dataset.tensors, None
     if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
-        places = torch.as_tensor(dataset.indices)
-        return tuple(tensor[places] for tensor in dataset.dataset.tensors)
+        return dataset.dataset.tensors, torch.as_tensor(dataset.indices, dtype=torch.int64)
     return None
 
 

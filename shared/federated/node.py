@@ -106,14 +106,19 @@ class Node:
 def isolated(*parts: Any, device: torch.device | None = None) -> Iterator[None]:
     """python, numpy and torch seeded from `parts` inside, untouched outside."""
     seed = derive_seed(*parts)
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002 - third-party code draws from it
-    devices = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])  # noqa: NPY002
+    cuda = torch.cuda if device is not None and device.type == "cuda" else None
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - third-party code draws from it
+    cpu, gpu = torch.get_rng_state(), cuda.get_rng_state(device) if cuda else None
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
+    if cuda:
+        cuda.manual_seed_all(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        torch.set_rng_state(cpu)
+        if cuda:
+            cuda.set_rng_state(gpu, device)

@@ -37,7 +37,7 @@ def finished(root: Path) -> dict[str, int]:
     return found
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 600.0) -> None:
     """Until `condition` holds; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -122,11 +122,11 @@ def test_ctrl_c_and_kill_lose_nothing_finished(start: Start, script: Script, toy
     process = start(*slow)
     wait_for(lambda: len(finished(toy_root)) >= 2 and len(executions(toy_root)) >= 4)
     os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=300)[0]
     assert process.returncode == 130
     assert "finished runs are kept, the same command resumes" in said and "Traceback" not in said
     assert "KeyboardInterrupt" not in said
-    wait_for(lambda: group_is_empty(process), 10)
+    wait_for(lambda: group_is_empty(process), 60)
     kept = finished(toy_root)
     half = list((toy_root / "runs/toy").glob("*/checkpoints/last.ckpt"))
     assert half and len(kept) + len(half) <= len(executions(toy_root))
@@ -137,7 +137,7 @@ def test_ctrl_c_and_kill_lose_nothing_finished(start: Start, script: Script, toy
     wait_for(lambda: list((toy_root / "runs/toy").glob("*/checkpoints/last.ckpt")))
     process.kill()
     process.wait()
-    wait_for(lambda: group_is_empty(process), 20)
+    wait_for(lambda: group_is_empty(process), 120)
     kept |= finished(toy_root)
     assert kept.items() <= finished(toy_root).items()
 
@@ -161,15 +161,15 @@ def test_ctrl_c_and_kill_lose_nothing_finished(start: Start, script: Script, toy
     time.sleep(1)
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=20)[0]
+    said = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "Ctrl-C again to kill at once" in said and "Traceback" not in said
-    wait_for(lambda: group_is_empty(process), 10)
+    wait_for(lambda: group_is_empty(process), 60)
 
 
 def test_two_at_once_share_the_work(start: Start, toy_root: Path) -> None:
     arguments = ("reproduce.py", "toy", "steps=6", "pause=0.05", "--jobs", "1")
     both = [start(*arguments), start(*arguments)]
-    said = [process.communicate(timeout=240)[0] for process in both]
+    said = [process.communicate(timeout=900)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert len(executions(toy_root)) == len(set(executions(toy_root))) == 12
     assert len(finished(toy_root)) == 12
