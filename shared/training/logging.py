@@ -117,6 +117,7 @@ def wandb_logger(
             tags=list(settings.tags) or None,
             settings=quiet,
             config=dict(config),
+            mode="offline" if offline else "online",  # said outright: wandb reads its variable only once
         )
         before = os.environ.get("WANDB_MODE")
         try:

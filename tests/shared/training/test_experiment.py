@@ -236,18 +236,24 @@ def test_training_free_experiment_is_only_tested(tmp_path):
 
 
 def test_unreachable_server_falls_back_to_offline(tmp_path, monkeypatch):
+    """Also in a process where wandb has been set up for an online run before."""
     real = wandb.init
 
     def unreachable(*args, **kwargs):
-        if os.environ.get("WANDB_MODE") != "dryrun":  # Lightning's way to ask for an offline run
+        if kwargs["mode"] == "online":
             raise wandb.errors.CommError("no route")
         return real(*args, **kwargs)
 
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setenv("WANDB_MODE", "")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    wandb.teardown()
+    wandb.setup()
     monkeypatch.setattr(wandb, "init", unreachable)
-    with pytest.warns(UserWarning, match="logging offline"):
-        run(settings("wandb.mode=online", "trainer.max_epochs=1"), tmp_path)
+    try:
+        with pytest.warns(UserWarning, match="logging offline"):
+            run(settings("wandb.mode=online", "trainer.max_epochs=1"), tmp_path)
+    finally:
+        wandb.teardown()
     assert list(tmp_path.glob("wandb/offline-run-*"))
 
 
