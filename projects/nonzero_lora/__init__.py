@@ -51,7 +51,7 @@ def requirements(config: Any) -> list[Requirement]:
 
         return [requirement("minilm"), requirement("movie-sentences")]
     if config.task == "language_model":
-        from projects.nonzero_lora import language_model
+        from projects.nonzero_lora.data import sources
 
-        return language_model.requirements(config)
+        return sources.requirements(config)
     return []

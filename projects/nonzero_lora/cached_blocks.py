@@ -40,7 +40,11 @@ def lower_output(model: nn.Module, ids: Tensor, blocks: int) -> Tensor:
 
 
 def drop_lower(model: nn.Module, blocks: int) -> None:
-    """Take the lower `blocks` blocks out of `model`, which is fed `inputs_embeds` from then on."""
+    """Take the lower `blocks` blocks out of `model`, which is fed `inputs_embeds` from then on.
+
+    The blocks left count from 0 again. A0 and B0 are drawn by layer name, so a run with cached blocks starts
+    from other draws than the same run without.
+    """
     model.model.layers = model.model.layers[blocks:]
 
 
@@ -52,4 +56,4 @@ def cached_output(model: nn.Module, weights: Path, ids: Tensor, blocks: int) -> 
         hidden = lower_output(model, ids, blocks)
         return Features(hidden, torch.full((len(ids),), ids.shape[1]), ids)
 
-    return cached((weights, "language model", text, tuple(ids.shape).__repr__(), blocks), make).hidden
+    return cached((weights, "language model", text, str(tuple(ids.shape)), blocks), make).hidden

@@ -53,7 +53,7 @@ class SentimentConfig:
     min_score: float = 1.0  # sentences whose mean human score (-4 .. 4) is this near zero are left out
     max_tokens: int = 24  # only whole sentences of at most so many word pieces are used
     test_sentences: int = 1000  # the others train
-    heldout_sentences: int = 256  # the first of the test sentences; their loss is followed during training
+    heldout_sentences: int = 128  # the first of the test sentences; their loss is followed during training
     heldout_steps: list[int] = field(default_factory=lambda: [0, 1, 3, 10, 30, 100])
     batch_size: int = 16
     steps: int = 100

@@ -19,15 +19,15 @@ from projects.nonzero_lora.data.language import (
     LanguageModelData,
     brown_chunks,
     chunk_data,
-    source_of,
     text_data,
 )
+from projects.nonzero_lora.data.sources import source_of
 from projects.nonzero_lora.data.tokens import IGNORED
 from projects.nonzero_lora.generation import answer
 from projects.nonzero_lora.heldout import HeldOutLoss
 from projects.nonzero_lora.optimisation import configure
 from projects.nonzero_lora.pretrained import load_model, load_tokenizer, location
-from shared.data.catalogue import Requirement, fetch, huggingface_requirement, requirement
+from shared.data.catalogue import fetch
 from shared.errors import UserError
 from shared.training.experiment import Experiment
 
@@ -160,16 +160,6 @@ def build(config: Any) -> Experiment:
     if not len(data.heldout):
         return Experiment(module, data)
     return Experiment(module, data, [HeldOutLoss(lambda m: heldout_loss(m, data), list(lm.heldout_steps))])
-
-
-def requirements(config: Any) -> list[Requirement]:
-    """Weights and data that a run of the `lm` block needs."""
-    lm, source = config.lm, source_of(config.lm.data)[0]
-    embedded = lm.model == "smollm2"
-    weights = requirement("smollm2") if embedded else huggingface_requirement(lm.model)
-    if source == "brown":
-        return [weights, requirement("brown")]
-    return [weights, requirement(source, config.data.root)]
 
 
 def _brown(config: Any, model: nn.Module, tokenizer: Any) -> LanguageModelData:

@@ -38,6 +38,7 @@ class Experiment:
 def build_trainer(config: Any, folder: Path, callbacks: list[Callback], loggers: list[Logger]) -> Trainer:
     """A Lightning `Trainer` from `config.trainer`, whose keys are the Trainer's own."""
     progress = config.runtime.progress
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a safety net that costs some per cent
     return Trainer(
         **resolved(config)["trainer"],
         default_root_dir=folder,

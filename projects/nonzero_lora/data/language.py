@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from projects.nonzero_lora.data import brown, glue, llm_adapters, metamath
 from projects.nonzero_lora.data.examples import Example, Question, TextTask
+from projects.nonzero_lora.data.sources import source_of
 from projects.nonzero_lora.data.tokens import (
     CachedChunks,
     EncodedExamples,
@@ -20,22 +21,9 @@ from projects.nonzero_lora.data.tokens import (
     collate_cached,
     encode,
 )
-from shared.errors import UserError, suggest
+from shared.errors import UserError
 from shared.training.loader import ResumableLoader
 from shared.training.seeding import generator
-
-SOURCES = ("brown", "llm-adapters", "metamath", "glue")
-
-
-def source_of(name: str) -> tuple[str, str]:
-    """`lm.data` in two parts: "glue/MNLI" -> ("glue", "MNLI")."""
-    source, _, part = name.partition("/")
-    if source not in SOURCES:
-        raise UserError(
-            f"lm.data takes brown/GENRE, llm-adapters/SET, metamath or glue/TASK; found '{name}'."
-            + suggest(source, SOURCES)
-        )
-    return source, part
 
 
 def load_task(config: Any) -> TextTask:
