@@ -2,6 +2,8 @@
 # Set up if need be, fetch the embedded data that tests read, then run the tests; arguments go to pytest:
 #
 #   bash scripts/test.sh [-m slow] [-k lora] [tests/shared] ...
+#
+# Without arguments the whole default suite runs in TEST_WORKERS processes (2) of one thread each.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,5 +16,9 @@ if [ -n "${sets% }" ]; then
         if [ -n "${CI:-}" ]; then exit 1; fi
         echo "[test] could not fetch all of: $sets; tests that need them are skipped" >&2
     fi
+fi
+if [ $# = 0 ]; then
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+    set -- -n "${TEST_WORKERS:-2}" --dist loadfile
 fi
 exec .venv/bin/python -m pytest "$@"

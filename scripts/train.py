@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder, config = options.run, saved_config(options.paper, options.run, options.overrides)
         name = folder.name
     else:
-        config, name = _composed(options)
+        config, name = composed(options)
         stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         folder = options.out or paths.runs_dir() / options.paper / "train" / stamp
         if (folder / "config.yaml").exists():
@@ -76,7 +76,7 @@ def _plain(paper: str, path: Path, overrides: list[str]) -> Any:
     return compose(config_schema(paper), layer, overrides=overrides)
 
 
-def _composed(options: argparse.Namespace) -> tuple[Any, str]:
+def composed(options: argparse.Namespace) -> tuple[Any, str]:
     """The configuration that the command line asks for, and the run's name."""
     from shared import paths
     from shared.errors import suggest

@@ -108,6 +108,11 @@ def test_the_house_stands_on_the_core_alone() -> None:
         assert undeclared(ROOT / "shared" / name, [*CORE, *EXTRAS["slurm"]]) == {}
 
 
+def test_the_federated_loop_declares_what_it_imports() -> None:
+    declared = [*CORE, *EXTRAS.get("federated", []), *EXTRAS.get("flower", [])]
+    assert undeclared(ROOT / "shared" / "federated", declared) == {}
+
+
 @pytest.mark.parametrize("paper", PAPERS)
 def test_importing_a_project_loads_no_extra(paper: str) -> None:
     code = f"import sys, projects.{paper}; print(*sys.modules)"

@@ -91,7 +91,7 @@ class FederatedClient:
         if data.test is None or not len(data.test):
             return None
         reply = self.fit(inbox, state, data)
-        return self.evaluate(Payload(model={**inbox["model"], **reply["model"]}), state, data)
+        return self.evaluate(Payload(model={**inbox.get("model", {}), **reply.get("model", {})}), state, data)
 
     # What the methods above are made of.
 

@@ -174,7 +174,8 @@ class Cohort:
         except ClientError as error:
             return self._bad(client, str(error))
         self.record.participants.add(client)
-        for name, value in reply.get("metrics", {}).items():
+        told = {f"client/{name}": reply[name] for name in ("lr", "num_steps") if name in reply}
+        for name, value in {**reply.get("metrics", {}), **told}.items():
             self.record.metrics.setdefault(name, []).append((value, reply.get("num_samples", 1)))
         return reply
 

@@ -82,17 +82,21 @@ class Batches:
         size = len(self.dataset)
         return torch.arange(size) if self.shuffle is None else torch.randperm(size, generator=self.shuffle)
 
+    def rows(self) -> tuple[Tensor, ...]:
+        """For each batch of the next iteration, the rows of the tensors in `source`."""
+        places, order = self.source[1], self.order()
+        return self._split(order if places is None else places[order])
+
+    def _split(self, order: Tensor) -> tuple[Tensor, ...]:
+        return order.split(self.batch_size)[: len(self)]
+
     def __iter__(self) -> Iterator[Any]:
-        chunks = self.order().split(self.batch_size)[: len(self)]
         if self.source is not None:
-            tensors, places = self.source
-            for chunk in chunks:
-                rows = chunk if places is None else places[chunk]
-                yield [tensor[rows] for tensor in tensors]
+            for rows in self.rows():
+                yield [tensor.index_select(0, rows) for tensor in self.source[0]]
             return
-        yield from DataLoader(
-            self.dataset, batch_sampler=[chunk.tolist() for chunk in chunks], collate_fn=self.collate_fn
-        )
+        batches = [chunk.tolist() for chunk in self._split(self.order())]
+        yield from DataLoader(self.dataset, batch_sampler=batches, collate_fn=self.collate_fn)
 
 
 def tensors_of(dataset: Dataset) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
@@ -261,6 +265,12 @@ class FederatedData(LightningDataModule):
         return Batches(self.server_test, self.eval_batch_size, collate_fn=self.loading["collate_fn"])
 
     test_dataloader = val_dataloader
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Called by the Trainer: a run that fails leaves no engine running."""
+        engine = getattr(self.trainer.lightning_module, "engine", None)
+        if hasattr(engine, "close"):
+            engine.close()
 
     def identity(self) -> Mapping[str, Any]:
         """What must not differ when a run is resumed."""

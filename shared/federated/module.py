@@ -48,7 +48,7 @@ class FederatedModule(LightningModule):
             client's test data), "personal" (with what the client keeps), "after_fit" (after training once
             more).
         on_bad_reply: "raise", or "exclude" with a warning.
-        engine: how clients are run (`shared.federated.engines`).
+        engine: how clients are run: auto, sequential, vectorized, flower or an `Engine`.
         spill: a folder for client states that do not fit in memory.
         settings: of the client (`training`, `role`, `buffers`) when `client` is a plain module.
 
@@ -69,7 +69,7 @@ class FederatedModule(LightningModule):
         down_codec: Chain | Codec | Sequence[Codec] | None = None,
         targets: Sequence[str] = (),
         on_bad_reply: str = "raise",
-        engine: str | engines.Engine = "sequential",
+        engine: str | engines.Engine = "auto",
         spill: Path | None = None,
         seed: int = 0,
         **settings: Any,
@@ -247,6 +247,7 @@ class FederatedModule(LightningModule):
             "client": f"{type(self.client).__module__}.{type(self.client).__qualname__}",
             "codec": repr(self.up),
             "down_codec": repr(self.down),
+            **self.states.identity(),
             **self.data.identity(),
         }
 
@@ -263,12 +264,18 @@ class FederatedModule(LightningModule):
         return data
 
     def setup(self, stage: str) -> None:
+        if hasattr(self.engine, "attach"):
+            self.engine.attach(self)
         if self.trainer.world_size > 1:
             from shared.federated.engines.ranks import Ranks
 
             if not isinstance(self.engine, Ranks):
                 self.engine = Ranks(self.engine)
         self.node = Node(self.client, self.data, self.states, up=self.up, down=self.down, seed=self.seed)
+
+    def teardown(self, stage: str) -> None:
+        if hasattr(self.engine, "close"):
+            self.engine.close()
 
     def _evaluate(self, hook: str, prefix: str) -> None:
         if is_overridden(hook, self.model):

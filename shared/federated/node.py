@@ -63,8 +63,9 @@ class Node:
     def run(self, task: Task) -> Outcome:
         """The reference: open the message, call the method, seal its reply, keep the state."""
         started = time.perf_counter()
-        inbox, state = self.open(task.message), self.states[task.client]
+        state = self.states[task.client]
         try:
+            inbox = self.open(task.message)
             with self.randomness(task):
                 payload = getattr(self.client, task.method)(inbox, state, self.client_data(task))
             message = self.seal(task, payload, inbox, state)

@@ -71,6 +71,6 @@ def _library() -> tuple[Any, Any]:
     except ImportError:
         raise UserError(
             "the privacy accountant needs dp-accounting, which is not installed. Install it with: "
-            "pip install dp-accounting"
+            "pip install -c constraints.txt -e '.[federated]'"
         ) from None
     return dp_accounting, rdp

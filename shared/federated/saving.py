@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 
 
 def content(module: FederatedModule) -> dict[str, Any]:
-    """Identity, client states, ledger and the attributes named in `server_state`; loads with weights_only."""
+    """Identity, client states, ledger, the engine's choices and the attributes named in `server_state`.
+
+    Loads with weights_only.
+    """
     where = type(module).__name__
     return {
         "identity": module.identity(),
         "states": module.states.state_dict(),
         "ledger": module.ledger.state_dict(),
+        "engine": module.engine.state_dict() if hasattr(module.engine, "state_dict") else {},
         "server": {
             name: trees.checked(getattr(module, name), f"{where}.{name}") for name in module.server_state
         },
@@ -45,5 +49,7 @@ def restore(module: FederatedModule, saved: dict[str, Any] | None) -> None:
         )
     module.states.load_state_dict(saved["states"])
     module.ledger.load_state_dict(saved["ledger"])
+    if saved.get("engine") and hasattr(module.engine, "load_state_dict"):
+        module.engine.load_state_dict(saved["engine"])
     for name, value in saved["server"].items():
         setattr(module, name, value)

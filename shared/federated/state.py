@@ -69,6 +69,10 @@ class ClientStates:
             total.update(f"{client}:".encode() + trees.to_bytes(self[client]))
         return total.hexdigest()
 
+    def identity(self) -> dict[str, str]:
+        """What a resumed run must share about where states are."""
+        return {}
+
     def state_dict(self) -> dict[int, Any]:
         return {client: self[client] for client in self.clients()}
 

@@ -17,6 +17,7 @@ SCRIPTS = ("reproduce.py", "train.py", "evaluate.py", "status.py", "download_dat
 SHELL = ("setup.sh", "reproduce.sh", "test.sh")
 AS_THEY_ARE = ("constraints.txt", "LICENSE", ".gitignore", ".importlinter", ".ci/run", "configs/base.yaml")
 ALWAYS = ("shared.reproduction", "shared.packaging.environment")  # the engine whole: its tests come along
+EXTRAS = {"federated": "shared/federated/", "flower": "shared/federated/engines/flower"}  # extra: whose code
 LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.pyc", ".DS_Store")
 
 
@@ -81,7 +82,11 @@ def _fill(made: Path, paper: str) -> None:
     for file in pieces.fitting(sorted((root / "scripts" / "benchmarks").rglob("*.py")), sources):
         _copy(root, made, file)
     pyproject = (root / "pyproject.toml").read_text()
-    (made / "pyproject.toml").write_text(keep_extras(pyproject, [canonical(paper), "slurm", "test"]))
+    carried = [str(file.relative_to(root)) for file in sources]
+    extras = [name for name, code in EXTRAS.items() if any(path.startswith(code) for path in carried)]
+    (made / "pyproject.toml").write_text(keep_extras(pyproject, [canonical(paper), *extras, "slurm", "test"]))
+    if "flower" in extras:
+        _copy(root, made, root / "scripts" / "flower_app.py")
     (made / "environment.yml").write_text(render_environment(made))
     readme, linked = pieces.readme(paper, made)
     for file in linked:

@@ -85,11 +85,18 @@ def render_environment(root: Path) -> str:
 def keep_extras(pyproject_text: str, keep: Iterable[str]) -> str:
     """`pyproject.toml` with only the extras named in `keep`, and an `all` that joins them.
 
-    A name in `keep` that has no extra is passed over: a paper may need nothing beyond the core.
+    A name in `keep` that has no extra is passed over: a paper may need nothing beyond the core. Extras that a
+    kept one names ("paperworks[federated]") are kept too.
     """
     project = tomllib.loads(pyproject_text)["project"]
     extras = project.get("optional-dependencies", {})
-    wanted = [name for name in extras if name in {canonical(name) for name in keep} and name != "all"]
+    kept = {canonical(name) for name in keep}
+    own = re.compile(rf"{re.escape(project['name'])}\[([^\]]+)\]")
+    for _ in extras:  # as often as one can name another
+        for name in kept & set(extras):
+            for match in filter(None, map(own.fullmatch, extras[name])):
+                kept = kept | {canonical(other) for other in match[1].split(",")}
+    wanted = [name for name in extras if name in kept and name != "all"]
     lines = ["[project.optional-dependencies]"]
     for name in wanted:
         entries = "".join(f"    {json.dumps(entry)},\n" for entry in extras[name])

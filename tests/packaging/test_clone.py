@@ -139,6 +139,15 @@ def test_dependencies_are_trimmed(house: Path, tmp_path: Path) -> None:
     assert not any(entry.startswith("peft") for entry in pip)
 
 
+def test_a_federated_paper_keeps_the_extras_of_federations(house: Path, tmp_path: Path) -> None:
+    (house / "projects" / "other" / "__init__.py").write_text("import shared.federated.module\n")
+    made = tmp_path / "clone"
+    clone("other", made)
+    extras = tomllib.loads((made / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras) == {"federated", "flower", "slurm", "test", "all"}
+    assert (made / "scripts" / "flower_app.py").is_file()
+
+
 def test_the_readme_has_the_commands_and_no_dead_link(house: Path, tmp_path: Path) -> None:
     made = tmp_path / "clone"
     clone("toy", made)

@@ -62,7 +62,8 @@ def test_all_names_every_other_extra() -> None:
 
 def test_every_extra_of_a_paper_is_called_like_a_paper() -> None:
     papers = {canonical(path.parent.name) for path in (ROOT / "projects").glob("*/__init__.py")}
-    assert set(PROJECT["project"]["optional-dependencies"]) - {"all", "slurm", "test"} <= papers
+    others = {"all", "federated", "flower", "slurm", "test"}
+    assert set(PROJECT["project"]["optional-dependencies"]) - others <= papers
 
 
 @pytest.mark.parametrize(
@@ -92,3 +93,17 @@ def test_keep_extras_leaves_the_rest_of_the_file_alone() -> None:
     assert kept == wanted
     assert set(direct_dependencies(kept)) < set(direct_dependencies(PROJECT))
     assert keep_extras(text, ["test"]) == text
+
+
+def test_an_extra_brings_those_it_names() -> None:
+    text = """[project]
+name = "x"
+[project.optional-dependencies]
+base = ["a>=1"]
+middle = ["x[base]"]
+other = ["c>=1"]
+paper = ["x[middle]", "b>=1"]
+"""
+    extras = tomllib.loads(keep_extras(text, ["paper"]))["project"]["optional-dependencies"]
+    assert extras.pop("all") == ["x[base,middle,paper]"]
+    assert extras == {"base": ["a>=1"], "middle": ["x[base]"], "paper": ["x[middle]", "b>=1"]}

@@ -34,8 +34,8 @@ class FedNova(FederatedModule):
     """theta <- theta - tau_eff sum_i p_i (theta - theta_i) / a_i, p_i = n_i / n, tau_eff = sum_i p_i a_i.
 
     Written as a mean: theta_i weighs n_i tau_eff / a_i, and theta itself what is missing to n. With equal a_i
-        these
-    are n_i and 0 exactly, and FedNova is FedAvg bit for bit.
+    these are n_i and 0 exactly, and FedNova is FedAvg bit for bit. Buffers are averaged by samples: theta's
+    weight is negative for unequal a_i, and a variance must not be.
     """
 
     Client = NovaClient
@@ -46,4 +46,7 @@ class FedNova(FederatedModule):
         walked = sum(reply["num_samples"] * reply["normaliser"] for reply in replies)  # n * tau_eff
         weights = {r.client: r["num_samples"] * (walked / (n * r["normaliser"])) for r in replies}
         stays = n - sum(weights.values())
-        self.update(weighted_mean(replies, "model", by=weights, also=(self.theta(), stays)))
+        moved = weighted_mean(replies, "model", by=weights, also=(self.theta(), stays))
+        mean = weighted_mean(replies, "model", by="num_samples")
+        parameters = {name for name, _ in self.model.named_parameters()}
+        self.update({name: moved[name] if name in parameters else mean[name] for name in mean})

@@ -1,12 +1,14 @@
-"""Ways to run the tasks of one call. All give the results of `Sequential`."""
+"""Ways to run the tasks of one call. All give the results of `Sequential`, `vectorized` up to rounding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import UserError, suggest
-from shared.federated.node import Node, Outcome, Task
+
+if TYPE_CHECKING:  # a node of a Flower federation that only says who it is should not load torch
+    from shared.federated.node import Node, Outcome, Task
 
 
 class Engine(Protocol):
@@ -28,5 +30,20 @@ def make(engine: str | Engine) -> Engine:
         from shared.federated.engines.sequential import Sequential
 
         return Sequential()
-    names = ["sequential"]
+    if engine == "vectorized":
+        from shared.federated.engines.vectorized import Vectorized
+
+        return Vectorized()
+    if engine == "auto":
+        from shared.federated.engines.auto import Auto
+
+        return Auto()
+    if engine == "flower":
+        from shared.federated.engines import flower
+
+        flower.require()
+        from shared.federated.engines.flower.simulation import Simulation
+
+        return Simulation()
+    names = ["auto", "sequential", "vectorized", "flower"]
     raise UserError(f"unknown engine '{engine}'; engines: {', '.join(names)}.{suggest(engine, names)}")

@@ -7,6 +7,7 @@ exchanged is bytes in the wire format; nothing is unpickled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,7 @@ class Ranks:
                 [o.client, None if o.message is None else _tensor(o.message), o.error, o.seconds]
                 for o in outcomes
             ],
+            "engine": self.state_dict(),
             "states": {task.client: node.states[task.client] for task in mine if task.save_state},
         }
         found: list[Outcome] = []
@@ -45,6 +47,7 @@ class Ranks:
         ]
         if failure is not None:
             raise failure
+        self.load_state_dict(shares[0]["engine"])  # what rank 0 decided holds for all from now on
         for other, theirs in enumerate(shares):
             if theirs["failure"]:
                 raise RuntimeError(f"rank {other} failed: {theirs['failure']}")
@@ -55,6 +58,13 @@ class Ranks:
                 for client, state in theirs["states"].items():
                     node.states[client] = state
         return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict() if hasattr(self.inner, "state_dict") else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state and hasattr(self.inner, "load_state_dict"):
+            self.inner.load_state_dict(state)
 
 
 def _tensor(message: bytes) -> Tensor:

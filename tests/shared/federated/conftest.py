@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from shared.federated.algorithms.scaffold import Scaffold
 from shared.federated.data import FederatedData
+from shared.federated.module import FederatedModule
 from shared.federated.partition import Partition
 from shared.federated.sampling import uniform
 
@@ -98,7 +99,15 @@ def shared_cohort():
         client_test=(samples(92), federation(sizes).partitions[0]),
         dropouts=lambda client, round: (client, round) == (2, 1),
     )
-    return Scaffold(classifier(dropout=0.3), targets=("received",)), data
+    return Scaffold(classifier(dropout=0.3), targets=("received",), engine="sequential"), data
+
+
+@pytest.fixture(autouse=True)
+def reference_engine(monkeypatch):
+    """These tests compare bit for bit: the engine is the reference unless a test names another."""
+    defaults = FederatedModule.__init__.__kwdefaults__
+    assert defaults["engine"] == "auto"
+    monkeypatch.setitem(defaults, "engine", "sequential")
 
 
 @pytest.fixture(scope="session")

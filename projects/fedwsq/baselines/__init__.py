@@ -1,0 +1,1 @@
+"""What FedWSQ is compared with, beside what `shared.federated.algorithms` holds."""

@@ -1,0 +1,240 @@
+"""The local training of many clients as one: a step is one forward and one backward pass for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils._pytree import tree_unflatten
+
+from shared.federated.engines.vectorized import lanes as batches
+from shared.federated.engines.vectorized.capture import Agreed, Capture
+from shared.federated.engines.vectorized.gradients import clip
+from shared.federated.engines.vectorized.lanes import Lane
+from shared.federated.engines.vectorized.optimizers import LaneOptimizer
+from shared.federated.engines.vectorized.randomness import Randomness
+from shared.federated.engines.vectorized.refusal import Refusal
+from shared.federated.engines.vectorized.rows import Rows
+from shared.federated.engines.vectorized.rules import LaneOperations
+from shared.federated.engines.vectorized.template import Template
+from shared.federated.local import Job, Report
+
+
+def train_together(jobs: Sequence[Job], streams: Sequence[Randomness]) -> list[Report]:
+    """Train the models of `jobs` in place, as `train_alone` would each; `streams` are the clients' own.
+
+    Raises:
+        Refusal: there is no batched form. Jobs and streams are as they were.
+    """
+    order = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].loader) * jobs[i].settings.max_epochs)
+    lanes: list[Lane] = []
+    try:
+        for i in order:  # who works longest comes first: those still at work stay neighbours
+            lanes.append(Lane(jobs[i], streams[i]))
+        together = _Together(lanes)
+        together.run()
+        reports = together.finish()
+    except Exception as error:
+        for lane in lanes:
+            lane.give_back()
+        if isinstance(error, Refusal):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        raise Refusal(f"{type(error).__name__}: {reason}") from error
+    found = dict(zip(order, reports, strict=True))
+    return [found[i] for i in range(len(jobs))]
+
+
+class _Together:
+    def __init__(self, lanes: list[Lane]) -> None:
+        self.lanes = lanes
+        for lane in lanes:
+            _check(lane)
+            lane.run.prepare()
+            for optimizer in lane.run.trainer.optimizers:
+                optimizer._opt_called = True  # or its schedulers warn that it never steps
+        self.model, self.job, self.settings = lanes[0].job.model, lanes[0].job, lanes[0].job.settings
+        jobs = [lane.job for lane in lanes]
+        if any(job.settings != self.settings for job in jobs):
+            raise Refusal("the clients train with different settings")
+        for name in ("extra_loss", "gradient"):
+            if len({getattr(job, name) is None for job in jobs}) > 1:
+                raise Refusal(f"some clients have {name} and others not", structural=True)
+        self.template = template = Template()
+        template.add([job.model for job in jobs], type(self.model).__name__)
+        self.extra_loss = template.add([job.extra_loss for job in jobs], "what extra_loss reads")
+        self.gradient = template.add([job.gradient for job in jobs], "what gradient reads")
+        entries = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
+        for slot in template.slots:
+            slot.in_model = id(slot.tensors[0]) in entries
+        self.numbers = {id(slot.tensors[0]): number for number, slot in enumerate(template.slots)}
+        if any(
+            len({id(slot.tensors[i]) for slot in template.slots}) < len(template.slots)
+            for i in range(len(lanes))
+        ):
+            raise Refusal("clients tie their parameters in different ways")
+        self.stacks = [torch.stack([t.detach() for t in slot.tensors]) for slot in template.slots]
+        self.optimizer = LaneOptimizer([lane.run.trainer.optimizers[0] for lane in lanes], self._groups())
+        self.trained = [key for group in self.optimizer.groups for key in group]
+        self.originals = {key: template.slots[key].tensors for key in self.trained}
+        self.optimizer.restore(self.originals)
+        self.names = {
+            name: self.numbers[id(p)]
+            for name, p in self.model.named_parameters()
+            if self.numbers.get(id(p)) in self.originals
+        }
+        self.early = self.job.gradient is None and not self.settings.gradient_clip_val
+        self.first = True
+        self.trainer, self.capture = Agreed(), Capture()
+        self.model.trainer, self.model.log = self.trainer, self.capture.log
+
+    def run(self) -> None:
+        """Step whoever has a batch, always as many as have batches of one kind."""
+        while True:
+            kinds: dict[Any, list[int]] = {}
+            for number, lane in enumerate(self.lanes):
+                lane.load()
+                if not lane.finished:
+                    kinds.setdefault(lane.batch.kind, []).append(number)
+            if not kinds:
+                return
+            # Few have an odd batch (a last one): they go first and join the others again.
+            self._step(min(kinds.values(), key=len))
+
+    def finish(self) -> list[Report]:
+        """Put the results into the lanes' models, optimisers and reports."""
+        with torch.no_grad():
+            for slot, stack in zip(self.template.slots, self.stacks, strict=True):
+                if slot.in_model:
+                    for tensor, value in zip(slot.tensors, stack, strict=True):
+                        tensor.copy_(value)
+        self.optimizer.hand_over(self.originals)
+        first = self.lanes[0].run
+        self.model.trainer = first.trainer
+        first.recorder.attach(self.model)
+        for lane in self.lanes:
+            lane.end()
+        return [lane.run.finish() for lane in self.lanes]
+
+    def _step(self, members: list[int]) -> None:
+        rows, lanes = Rows(members), [self.lanes[number] for number in members]
+        leaves, spec, size = batches.stack([lane.batch for lane in lanes])
+        parts = [rows.take(stack) for stack in self.stacks]
+        for key in self.trained:
+            parts[key] = parts[key].detach().requires_grad_()
+        losses, logged = self._losses(rows, lanes, parts, leaves, spec)
+        trained = [parts[key] for key in self.trained]
+        found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+        grads = dict(zip(self.trained, found, strict=True))  # None: unused, or changed already
+        parts = [part.detach() for part in parts]
+        if self.job.gradient is not None:
+            self._change(parts, grads)
+        clip(grads, self.settings.gradient_clip_val, self.settings.gradient_clip_algorithm)
+        self.optimizer.step(rows, {key: parts[key] for key in self.trained}, grads)
+        for slot, stack, part in zip(self.template.slots, self.stacks, parts, strict=True):
+            if slot.in_model:
+                rows.put(stack, part)
+        for lane, values in zip(lanes, logged, strict=True):
+            lane.stepped(size, values)
+
+    def _losses(
+        self, rows: Rows, lanes: list[Lane], parts: list[Tensor], leaves: list[Any], spec: Any
+    ) -> tuple[Tensor, list]:
+        """(K,) losses; what each lane logged."""
+        index = Agreed.value([lane.index for lane in lanes], "batch_idx")
+        self.trainer.ask([lane.run.trainer for lane in lanes])
+        self.capture.start()
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+        def loss_of(parts: list[Tensor], tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            given = iter(tensors)
+            batch: Any = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            batch = batch if spec is None else tree_unflatten(batch, spec)
+            with self.template.holding(parts):
+                model = self.model
+                before = _attributes(model) if self.first else None
+                outputs = (
+                    model.training_step(batch, index)
+                    if lanes[0].run.takes_index
+                    else model.training_step(batch)
+                )
+                loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+                if loss is None:
+                    raise Refusal("training_step returns no loss")
+                if self.job.extra_loss is not None:
+                    loss = loss + self.template.root(self.extra_loss, parts)(model, batch, loss)
+                if before is not None:
+                    _refuse_changes(model, before)
+            return loss, self.capture.tensors
+
+        descents = {}
+        if self.early:
+            descents = self.optimizer.descents(rows, {key: parts[key] for key in self.trained})
+        with torch.enable_grad(), LaneOperations([lane.generator for lane in lanes], descents):
+            losses, values = torch.vmap(loss_of)(parts, tensors)
+        if losses.dim() != 1:
+            raise Refusal("the loss is not a single number")
+        self.first = False
+        return losses, self.capture.rows(values, len(lanes))
+
+    def _change(self, parts: list[Tensor], grads: dict[int, Tensor | None]) -> None:
+        """Let the client's `gradient` act on the gradients of all lanes."""
+        present = {name: key for name, key in self.names.items() if grads[key] is not None}
+
+        def changed(parts: list[Tensor], mine: dict[str, Tensor]) -> dict[str, Tensor]:
+            with self.template.holding(parts):
+                hook = self.template.root(self.gradient, parts)
+                return hook(mine, {name: parts[key] for name, key in present.items()})
+
+        with torch.no_grad():
+            found = torch.vmap(changed)(parts, {name: grads[key] for name, key in present.items()})
+        grads.update({self.names[name]: grad for name, grad in found.items()})
+
+    def _groups(self) -> list[list[int]]:
+        """The slots of the parameters in each group of the optimisers."""
+        groups = []
+        for lane, optimizer in [(i, lane.run.trainer.optimizers[0]) for i, lane in enumerate(self.lanes)]:
+            numbers = {id(slot.tensors[lane]): key for key, slot in enumerate(self.template.slots)}
+            found = [
+                [numbers.get(id(p), -1) for p in group["params"] if p.requires_grad]
+                for group in optimizer.param_groups
+            ]
+            groups.append(found)
+        if any(found != groups[0] for found in groups) or any(-1 in group for group in groups[0]):
+            raise Refusal("the optimisers hold different parameters", structural=True)
+        return groups[0]
+
+
+def _check(lane: Lane) -> None:
+    run, model, settings = lane.run, lane.job.model, lane.job.settings
+    name = type(model).__name__
+    if not model.automatic_optimization:
+        raise Refusal(f"{name} uses manual optimisation")
+    own = sorted(run.hooks) + [
+        hook
+        for hook in ("optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "backward")
+        if is_overridden(hook, model)
+    ]
+    if own:
+        raise Refusal(f"{name} overrides {', '.join(own)}")
+    if settings.accumulate_grad_batches != 1:
+        raise Refusal("gradients are accumulated")
+    if settings.precision not in (None, "32-true") or torch.is_autocast_enabled(run.device.type):
+        raise Refusal("the precision is mixed")
+    if any(m._backward_hooks or m._backward_pre_hooks for m in model.modules()):
+        raise Refusal(f"{name} has backward hooks")
+
+
+def _attributes(model: torch.nn.Module) -> list[dict[str, Any]]:
+    return [dict(vars(module)) for module in model.modules()]
+
+
+def _refuse_changes(model: torch.nn.Module, before: list[dict[str, Any]]) -> None:
+    """What a step leaves in the module would be there for one client only."""
+    for module, old in zip(model.modules(), before, strict=True):
+        for key, value in vars(module).items():
+            if key not in ("_trainer", "log") and old.get(key, before) is not value:
+                raise Refusal(f"training_step sets {type(module).__name__}.{key}")
