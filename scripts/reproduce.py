@@ -77,6 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if options.json is not None and options.json.is_dir():
         raise UserError(f"--json: expected the name of a file, {options.json} is a folder.")
+    if options.json is not None:
+        _writable(options.json)
     store = RunStore(paths.runs_dir())
     check = preflight(
         plan,
@@ -94,6 +96,20 @@ def main(arguments: list[str] | None = None) -> int:
     outcomes, interrupted = _carry_out(plan, store, check, options, err) if check.todo else ([], False)
     claims_fail = _show(plan, store, options, started, out, err, ran=bool(check.todo))
     return _conclude(outcomes, interrupted, claims_fail, plan, options, err)
+
+
+def _writable(file: Path) -> None:
+    """Say now that the record cannot be written, not after hours of computing."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a"):
+            pass
+        if not file.stat().st_size:
+            file.unlink()
+    except OSError as error:
+        raise UserError(
+            f"--json: {file} cannot be written ({error.strerror}); name a file in a folder of yours."
+        ) from None
 
 
 def _fetch(name: str, err: object) -> None:

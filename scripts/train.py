@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -126,7 +127,7 @@ def _train(paper: str, config: Any, folder: Path, name: str) -> int:
     from shared.training.experiment import Interrupted, run_experiment
 
     build = importlib.import_module(f"projects.{paper}").build
-    again = f"python scripts/train.py {paper} --run {folder}"
+    again = f"python scripts/train.py {paper} --run {shlex.quote(str(folder))}"
     relaunch_by_train(paper, folder)
     with stoppable(None, lambda text: print(text, file=sys.stderr)) as stop:
 

@@ -16,7 +16,6 @@ import argparse
 import importlib.util
 import json
 import logging
-import multiprocessing
 import resource
 import subprocess
 import sys
@@ -116,14 +115,24 @@ def scale(
             f"  {each.clients:6d} clients, {count} a round: {found['participants'][count]:.3f} s a round, "
             f"{1000 * found['participants'][count] / count:.1f} ms a participant"
         )
-    spawn = multiprocessing.get_context("spawn")  # a fresh process: its greatest size is this federation's
-    with spawn.Pool(1) as pool:
-        found["memory"] = memory = pool.apply(stateful_memory, (work.model, stateful))
+    memory = found["memory"] = measured_alone(work.model, stateful)
     print(
         f"  {stateful} SCAFFOLD clients of the {work.model}: {memory['grown']:.0f} MB above the start; "
         f"model and states are {memory['model_and_states']:.0f} MB, so {memory['beside']:.0f} MB beside them"
     )
     return found
+
+
+def measured_alone(model: str, clients: int) -> dict[str, float]:
+    """`stateful_memory` in a fresh process, whose greatest size is this federation's alone."""
+    code = (
+        f"import sys, json; sys.path[:0] = {[str(HERE.parent.parent), str(HERE)]!r}; import federated; "
+        f"print(json.dumps(federated.stateful_memory({model!r}, {clients})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"memory could not be measured:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def stateful_memory(model: str, clients: int) -> dict[str, float]:
@@ -155,6 +164,11 @@ def stateful_memory(model: str, clients: int) -> dict[str, float]:
 
 
 def _greatest() -> float:
+    """Greatest resident size of this process in MB."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would give the parent's size at the fork, when that was greater
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024 / MEGABYTE
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEGABYTE
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
+
+from omegaconf.errors import OmegaConfBaseException
 
 from shared.errors import UserError
 from shared.reproduction.recipe import Entry, Profile, Recipe
 from shared.reproduction.source import source_hash
 from shared.training.config import base_layer, compose, fingerprint, resolved
+
+MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def make_plan(recipe: Recipe, profile: str, seeds: int | None = None, overrides:
     runs: dict[tuple[int, str], RunSpec] = {}
     for row in table.rows.values():
         for column in table.columns.values():
-            config = compose(schema, cell_config(table, scale, row, column), overrides=overrides)
+            config = _composed(schema, cell_config(table, scale, row, column), overrides)
             cell = Cell(
                 row=row.id,
                 column=column.id,
@@ -154,10 +158,24 @@ def run_key(paper: str, config_fingerprint: str, seed: int) -> str:
     return hashlib.sha256(f"{paper}/{config_fingerprint}/{seed}".encode()).hexdigest()[:12]
 
 
+def _composed(schema: Any, layer: Mapping[str, Any], overrides: Sequence[str]) -> Any:
+    try:
+        config = compose(schema, layer, overrides=overrides)
+        resolved(config)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"the configuration cannot be resolved: {reason}. Look at ${{...}} and ??? in it."
+        ) from None
+    return config
+
+
 def _seeds(listed: tuple[int, ...], count: int | None) -> tuple[int, ...]:
     if count is None:
         return listed
     if count < 1:
         raise UserError(f"--seeds: expected at least 1, found {count}.")
+    if count > MOST_SEEDS:
+        raise UserError(f"--seeds: expected at most {MOST_SEEDS}, found {count}.")
     more = range(max(listed) + 1, max(listed) + 1 + max(0, count - len(listed)))
     return (*listed[:count], *more)

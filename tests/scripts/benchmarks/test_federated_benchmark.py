@@ -84,12 +84,9 @@ def test_scale_reports_each_size(
     load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
 ) -> None:
     benchmark, out = load(SCRIPT), tmp_path / "out.json"
-    monkeypatch.setattr(benchmark, "stateful_memory", None)
-    monkeypatch.setattr(
-        benchmark.multiprocessing,
-        "get_context",
-        lambda kind: pytest.fail("no process in a quick test") if kind != "spawn" else Here(),
-    )
+    asked = []
+    memory = {"grown": 10, "model_and_states": 7, "beside": 3}
+    monkeypatch.setattr(benchmark, "measured_alone", lambda *given: asked.append(given) or memory)
     sizes = ["--registered", "4,30", "--participants", "1,2", "--stateful", "20"]
     monkeypatch.setattr(
         sys, "argv", ["federated.py", "--engine", "sequential", "--scale", "--json", str(out), *sizes, *TINY]
@@ -97,29 +94,12 @@ def test_scale_reports_each_size(
     assert benchmark.main() == 0
     found = json.loads(out.read_text())
     assert list(found["registered"]) == ["4", "30"] and list(found["participants"]) == ["1", "2"]
-    assert found["memory"]["beside"] == 3
+    assert found["memory"] == memory and asked == [("mlp", 20)]
     assert "20 SCAFFOLD clients" in capsys.readouterr().out
 
 
-class Here:
-    """A pool that answers for the measuring process."""
-
-    def Pool(self, size: int) -> Here:
-        return self
-
-    def __enter__(self) -> Here:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def apply(self, function: object, arguments: tuple) -> dict[str, float]:
-        assert arguments == ("mlp", 20)
-        return {"grown": 10, "model_and_states": 7, "beside": 3}
-
-
 def test_memory_counts_model_and_states(load) -> None:
-    found = load(SCRIPT).stateful_memory("mlp", 12)
+    found = load(SCRIPT).measured_alone("mlp", 12)
     one = (784 * 200 + 200 + 200 * 10 + 10) * 4 / 2**20
     assert found["model_and_states"] == pytest.approx(13 * one)
     assert found["beside"] == found["grown"] - found["model_and_states"]
