@@ -210,6 +210,7 @@ def test_tracking_and_cluster_launcher(script: Script, toy_root: Path) -> None:
         (["toy", "--jobs", "0"], "--jobs: expected at least 1"),
         (["toy", "--seeds", "0"], "--seeds: expected at least 1"),
         (["toy", "--json", "."], "--json: expected the name of a file"),
+        (["toy", "--json", "/proc/none/x.json"], "/proc/none/x.json cannot be written"),
     ],
 )
 def test_bad_usage_is_told_without_a_traceback(

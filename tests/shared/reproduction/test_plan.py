@@ -68,5 +68,9 @@ def test_seeds_are_cut_or_continued(toy: Path) -> None:
     assert make_plan(recipe, "laptop", seeds=5).seeds == (0, 1, 2, 3, 4)
     with pytest.raises(UserError, match="at least 1"):
         make_plan(recipe, "laptop", seeds=0)
+    with pytest.raises(UserError, match="at most 10000, found 100000000"):
+        make_plan(recipe, "laptop", seeds=100_000_000)
+    with pytest.raises(UserError, match=r"cannot be resolved: .*'nowhere' not found"):
+        make_plan(recipe, "laptop", overrides=["data.root=${nowhere}"])
     with pytest.raises(UserError, match="use --seeds"):
         make_plan(recipe, "laptop", overrides=["seed=3"])
