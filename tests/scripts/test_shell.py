@@ -179,7 +179,7 @@ def test_test_fetches_the_data_that_tests_read(root: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "embedded.txt").write_text("set-b\nset-a\n")
     code, out, err = run(root, "scripts/test.sh")
-    assert (code, out) == (0, "ran -m pytest\n")
+    assert (code, out) == (0, "ran -m pytest -n 2 --dist loadfile\n")  # the whole suite, in parallel
     assert "ran scripts/download_data.py set-a set-b" in err
 
 
