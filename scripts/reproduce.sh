@@ -25,6 +25,13 @@ if [ ! -f "projects/$paper/__init__.py" ]; then
     exit 2
 fi
 
+case " $* " in
+*" --help "* | *" -h "*)
+    if [ -x .venv/bin/python ]; then exec .venv/bin/python scripts/reproduce.py "$@"; fi
+    usage && exit 0 # no need to install anything for it
+    ;;
+esac
+
 extras=""
 name="$(printf '%s' "$paper" | tr _ -)"
 if grep -q "^$name = \[" pyproject.toml; then extras="$name"; fi

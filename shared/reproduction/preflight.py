@@ -143,7 +143,7 @@ def _devices(spec: RunSpec) -> tuple[int, bool]:
 
 def _minutes(plan: Plan, todo: list[RunSpec], seconds: list[float | None], jobs: int) -> float | None:
     """From the runs that are finished, else from what the recipe promises for the whole table."""
-    known = [value for value in seconds if value]
+    known = [value for value in seconds if isinstance(value, int | float) and value > 0]
     if known:
         return len(todo) * sum(known) / len(known) / jobs / 60
     if plan.profile.minutes is None:

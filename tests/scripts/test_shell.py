@@ -159,6 +159,8 @@ def test_reproduce_needs_a_paper(root: Path) -> None:
         code, _, err = run(root, "scripts/reproduce.sh", *words)
         assert code == 2
         assert message in err and "papers:" in err
+    code, out, _ = run(root, "scripts/reproduce.sh", "some_paper", "--help")
+    assert code == 0 and "reproduce.sh PAPER" in out and not installs(root)
     code, out, _ = run(root, "scripts/reproduce.sh", "--help")
     assert code == 0 and "some_paper" in out
     assert installs(root) == []
