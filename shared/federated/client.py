@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from shared.federated.errors import ClientError
 from shared.federated.evaluation import run_validation
 from shared.federated.local import LocalTraining, Report
 from shared.federated.payload import Payload
+from shared.federated.replica import replica
 
 
 class FederatedClient:
@@ -97,7 +97,9 @@ class FederatedClient:
 
     def model(self, inbox: Payload, state: dict[str, Any]) -> LightningModule:
         """A fresh module: initial values, then what was received, then what is personal."""
-        model = self.fresh(inbox).to(self.device)
+        model = self.fresh(inbox)
+        if any(tensor.device != self.device for tensor in (*model.parameters(), *model.buffers())):
+            model.to(self.device)
         held = {name: tensor for name, _, tensor in roles.entries(model)}
         received = inbox.get("model", {})
         for name, value in [*received.items(), *state.get("personal", {}).items()]:
@@ -174,8 +176,10 @@ class FederatedClient:
 
     def _copy(self, module: LightningModule) -> LightningModule:
         """A copy that shares its frozen entries with the original."""
-        frozen = [tensor for name, _, tensor in roles.entries(module) if self.roles[name] == "frozen"]
-        return copy.deepcopy(module, {id(tensor): tensor for tensor in frozen})
+        frozen = []
+        if "frozen" in self.roles.values():
+            frozen = [tensor for name, _, tensor in roles.entries(module) if self.roles[name] == "frozen"]
+        return replica(module, frozen)
 
 
 def as_client(client: LightningModule | FederatedClient, kind: type[FederatedClient], **settings: Any) -> Any:

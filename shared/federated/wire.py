@@ -6,6 +6,7 @@ The file is written here in one copy and read by the `safetensors` library, whic
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Mapping
@@ -137,6 +138,12 @@ def _header(message: bytes | mmap) -> dict[str, Any]:
     return json.loads(message[START + 8 : START + 8 + length])
 
 
+@functools.lru_cache(maxsize=1)
+def _positions(count: int) -> np.ndarray:
+    """1 to `count`: messages of one size follow each other."""
+    return np.arange(1, count + 1, dtype=np.uint64)
+
+
 def _checksum(body: bytes | memoryview) -> bytes:
     """Two 64-bit sums of the words, plain and weighted by position: flips, swaps and cuts show.
 
@@ -146,5 +153,5 @@ def _checksum(body: bytes | memoryview) -> bytes:
     words = np.frombuffer(body[:whole], dtype="<u8")
     rest = int.from_bytes(bytes(body[whole:]) + bytes([len(body) % 256]), "little")
     plain = (int(words.sum(dtype=np.uint64)) + rest) % 2**64
-    weighted = (int(words.dot(np.arange(1, len(words) + 1, dtype=np.uint64))) + 31 * rest) % 2**64
+    weighted = (int(words.dot(_positions(len(words)))) + 31 * rest) % 2**64
     return struct.pack("<QQ", plain, weighted)

@@ -14,7 +14,7 @@ from shared.federated.node import Node, Outcome, Task
 
 log = logging.getLogger(__name__)
 
-CLIENTS, STEPS, PATIENCE = 10, (1, 5), 5.0  # steps of the warm-up and of the measurement; seconds
+CLIENTS, WARMUP, STEPS, PATIENCE = 10, 1, (3, 9), 5.0  # clients; steps; seconds
 
 
 class Auto:
@@ -44,22 +44,30 @@ class Auto:
     def _choose(self, tasks: Sequence[Task], node: Node) -> str:
         tasks = [replace(task, save_state=False) for task in tasks]
         before = self.vectorized.batched
-        seconds: dict[str, float] = {}
-        for steps in STEPS:
+        measured: list[dict[str, float]] = []
+        for steps in (WARMUP, *STEPS):
+            measured.append({})
             for name in ("vectorized", "sequential"):
-                seconds[name] = self._seconds(getattr(self, name), tasks, node, steps)
+                measured[-1][name] = self._seconds(getattr(self, name), tasks, node, steps)
                 if self.vectorized.batched == before:
                     log.info("engine of %s: sequential; nothing there can be batched.", tasks[0].method)
                     return "sequential"
-            if max(seconds.values()) > PATIENCE:
+            if max(measured[-1].values()) > PATIENCE:
                 break
+        seconds, full = measured[-1], steps
+        if len(measured) > len(STEPS):  # a batched step costs less, but what surrounds the steps costs more
+            full = max(_steps(task, node) for task in tasks)
+            each = {
+                name: max(0.0, seconds[name] - measured[-2][name]) / (STEPS[1] - STEPS[0]) for name in seconds
+            }
+            seconds = {name: seconds[name] + each[name] * max(0, full - STEPS[1]) for name in seconds}
         choice = min(seconds, key=seconds.__getitem__)
         log.info(
-            "engine of %s: %s (%d clients, %d steps each: vectorized %.3f s, sequential %.3f s).",
+            "engine of %s: %s (%d clients, for %d steps each: vectorized %.3f s, sequential %.3f s).",
             tasks[0].method,
             choice,
             len(tasks),
-            steps,
+            full,
             seconds["vectorized"],
             seconds["sequential"],
         )
@@ -75,3 +83,10 @@ class Auto:
         finally:
             node.client.training = training
         return time.perf_counter() - started
+
+
+def _steps(task: Task, node: Node) -> int:
+    """Optimiser steps of an ordinary `fit` of this client."""
+    data, training = node.client_data(task), node.client.training
+    steps = len(data.loader("train")) * training.max_epochs if len(data.train) else 0
+    return steps if training.max_steps < 0 else min(steps, training.max_steps)

@@ -9,6 +9,7 @@ from typing import Any
 from shared.federated.engines.vectorized.meeting import Answer, run_together
 from shared.federated.engines.vectorized.randomness import Randomness
 from shared.federated.engines.vectorized.refusal import Refusal
+from shared.federated.engines.vectorized.tape import Tape
 from shared.federated.engines.vectorized.template import alike
 from shared.federated.engines.vectorized.training import train_together
 from shared.federated.local import Job, train_alone
@@ -32,6 +33,7 @@ class Vectorized:
         self.lanes, self.memory = lanes, memory
         self.reasons: set[str] = set()
         self.batched = 0  # jobs trained together so far
+        self._tapes: dict[Any, Tape] = {}
 
     def run(self, tasks: Sequence[Task], node: Node) -> list[Outcome]:
         tasks = sorted(tasks, key=lambda task: task.client)  # results do not depend on the sampler's order
@@ -51,7 +53,7 @@ class Vectorized:
         if len(jobs) == 1:
             return [_alone(jobs[0], streams[0])]
         try:
-            reports = train_together(jobs, streams)
+            reports = train_together(jobs, streams, self._tapes)
             self.batched += len(jobs)
             return list(reports)
         except Refusal as reason:

@@ -19,10 +19,12 @@ class Agreed:
         self.ask([])
 
     def ask(self, trainers: Sequence[Any]) -> None:
-        """Stand for these from now on."""
+        """Stand for these from now on; `asked` says whether anything was read since."""
         object.__setattr__(self, "_trainers", list(trainers))
+        object.__setattr__(self, "asked", False)
 
     def __getattr__(self, name: str) -> Any:
+        object.__setattr__(self, "asked", True)
         return self.value([getattr(trainer, name) for trainer in self._trainers], f"trainer.{name}")
 
     @staticmethod
@@ -55,12 +57,15 @@ class Capture:
             value = None
         self.calls.append((name, value, kept))
 
-    def rows(self, tensors: Sequence[Tensor], lanes: int) -> list[list[tuple[str, Any, dict]]]:
-        """The calls as each lane would have made them; `tensors` (K, ...) of what was logged as tensors."""
-        if not self.calls:
-            return [[] for _ in range(lanes)]
-        columns, given = [], iter(tensors)
-        for name, value, settings in self.calls:
-            values = next(given).unbind(0) if value is None else [value] * lanes
-            columns.append([(name, row, settings) for row in values])
-        return [list(calls) for calls in zip(*columns, strict=True)]
+
+def rows_of(
+    calls: Sequence[tuple[str, Any, dict]], tensors: Sequence[Tensor], lanes: int
+) -> list[list[tuple[str, Any, dict]]]:
+    """The calls as each lane would have made them; `tensors` (K, ...) of what was logged as tensors."""
+    if not calls:
+        return [[] for _ in range(lanes)]
+    columns, given = [], iter(tensors)
+    for name, value, settings in calls:
+        values = next(given).unbind(0) if value is None else [value] * lanes
+        columns.append([(name, row, settings) for row in values])
+    return [list(calls) for calls in zip(*columns, strict=True)]

@@ -28,8 +28,12 @@ def run_together(
     waiting = actors
     try:
         while waiting:
-            for actor in waiting:
-                actor.proceed()
+            outer = Randomness.capture(node.client.device)
+            try:
+                for actor in waiting:
+                    actor.proceed()
+            finally:
+                outer.restore()
             waiting = [actor for actor in waiting if actor.job is not None]
             if waiting:
                 answers = train([a.job for a in waiting], [a.randomness for a in waiting])
@@ -46,7 +50,7 @@ class _Abandoned(BaseException):
 
 
 class _Actor:
-    """One task on its thread. It and the caller never run at the same time."""
+    """One task on its thread. It and the caller never run at the same time. It leaves its streams behind."""
 
     def __init__(self, task: Task, node: Node) -> None:
         self.task, self.node = task, node
@@ -65,22 +69,19 @@ class _Actor:
         Raises:
             Exception: what the method raised.
         """
-        outer = Randomness.capture(self.node.client.device)
         if self.randomness is not None:
             self.randomness.restore()
-        try:
-            if self._thread is None:
-                context = contextvars.copy_context()
-                self._thread = threading.Thread(
-                    target=context.run, args=(self._run,), name=f"client-{self.task.client}", daemon=True
-                )
-                self._thread.start()
-            else:
-                self._turn.release()
-            self._returned.acquire()
+        if self._thread is None:
+            context = contextvars.copy_context()
+            self._thread = threading.Thread(
+                target=context.run, args=(self._run,), name=f"client-{self.task.client}", daemon=True
+            )
+            self._thread.start()
+        else:
+            self._turn.release()
+        self._returned.acquire()
+        if self.job is not None:
             self.randomness = Randomness.capture(self.node.client.device)
-        finally:
-            outer.restore()
         if self._failure is not None:
             raise self._failure
 

@@ -54,18 +54,27 @@ class LaneOptimizer:
             if found:
                 update(rows, params, found, settings)
 
-    def descents(self, rows: Rows, params: dict[int, Tensor]) -> dict[int, Descent]:
-        """For plain SGD at one rate, by the `id` of each weight matrix: its step, to be done in backward."""
-        found: dict[int, Descent] = {}
-        if self.kind is not SGD:
-            return found
-        for number, group in enumerate(self.groups):
+    def rates(self, rows: Rows) -> list[tuple[float, float] | None]:
+        """For each group the rate and weight decay of plain SGD, where the lanes agree on it; else None."""
+        found: list[tuple[float, float] | None] = []
+        for number in range(len(self.groups)):
             settings = [self.optimizers[lane].param_groups[number] for lane in rows.lanes]
-            rates = {(float(s["lr"]), s["weight_decay"], s["momentum"], s["maximize"]) for s in settings}
-            (lr, decay, momentum, maximize), *others = rates
-            if not (momentum or maximize or others):
-                found |= {id(params[key]): Descent(lr, decay) for key in group if params[key].dim() == 3}
+            values = {(float(s["lr"]), s["weight_decay"]) for s in settings}
+            plain = self.kind is SGD and not any(s["momentum"] or s["maximize"] for s in settings)
+            found.append(values.pop() if plain and len(values) == 1 else None)
         return found
+
+    def descents(
+        self, rates: Sequence[tuple[float, float] | None], params: dict[int, Tensor]
+    ) -> dict[int, Descent]:
+        """By the `id` of each weight matrix the step of plain SGD, to be done in backward."""
+        return {
+            id(params[key]): Descent(*rate)
+            for group, rate in zip(self.groups, rates, strict=True)
+            if rate is not None
+            for key in group
+            if params[key].dim() == 3
+        }
 
     def _sgd(
         self, rows: Rows, params: dict[int, Tensor], grads: dict[int, Tensor], settings: list[dict[str, Any]]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass
+@dataclass(eq=False)
 class Randomness:
     """Of python, numpy and torch; `cuda` of `device` when that is one."""
 
@@ -26,6 +26,14 @@ class Randomness:
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         numpy = np.random.get_state()  # noqa: NPY002 - third-party code draws from it
         return cls(random.getstate(), numpy, torch.get_rng_state(), cuda, device)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Randomness) and (
+            self.python == other.python
+            and all(np.array_equal(a, b) for a, b in zip(self.numpy, other.numpy, strict=True))
+            and torch.equal(self.cpu, other.cpu)
+            and (self.cuda is None or torch.equal(self.cuda, other.cuda))
+        )
 
     def restore(self) -> None:
         random.setstate(self.python)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from shared.federated.engines.vectorized import lanes as batches
-from shared.federated.engines.vectorized.capture import Agreed, Capture
+from shared.federated.engines.vectorized.capture import Agreed, Capture, rows_of
 from shared.federated.engines.vectorized.gradients import clip
 from shared.federated.engines.vectorized.lanes import Lane
 from shared.federated.engines.vectorized.optimizers import LaneOptimizer
@@ -19,12 +19,17 @@ from shared.federated.engines.vectorized.randomness import Randomness
 from shared.federated.engines.vectorized.refusal import Refusal
 from shared.federated.engines.vectorized.rows import Rows
 from shared.federated.engines.vectorized.rules import LaneOperations
+from shared.federated.engines.vectorized.tape import Repeated, Tape, reads_index
 from shared.federated.engines.vectorized.template import Template
 from shared.federated.local import Job, Report
 
 
-def train_together(jobs: Sequence[Job], streams: Sequence[Randomness]) -> list[Report]:
+def train_together(
+    jobs: Sequence[Job], streams: Sequence[Randomness], tapes: dict[Any, Tape] | None = None
+) -> list[Report]:
     """Train the models of `jobs` in place, as `train_alone` would each; `streams` are the clients' own.
+
+    `tapes` holds what earlier steps came down to, by kind of step, and receives that of these.
 
     Raises:
         Refusal: there is no batched form. Jobs and streams are as they were.
@@ -34,7 +39,7 @@ def train_together(jobs: Sequence[Job], streams: Sequence[Randomness]) -> list[R
     try:
         for i in order:  # who works longest comes first: those still at work stay neighbours
             lanes.append(Lane(jobs[i], streams[i]))
-        together = _Together(lanes)
+        together = _Together(lanes, {} if tapes is None else tapes)
         together.run()
         reports = together.finish()
     except Exception as error:
@@ -49,8 +54,8 @@ def train_together(jobs: Sequence[Job], streams: Sequence[Randomness]) -> list[R
 
 
 class _Together:
-    def __init__(self, lanes: list[Lane]) -> None:
-        self.lanes = lanes
+    def __init__(self, lanes: list[Lane], tapes: dict[Any, Tape]) -> None:
+        self.lanes, self.tapes = lanes, tapes
         for lane in lanes:
             _check(lane)
             lane.run.prepare()
@@ -88,6 +93,9 @@ class _Together:
         }
         self.early = self.job.gradient is None and not self.settings.gradient_clip_val
         self.first = True
+        self.repeated: dict[Any, Repeated] = {}
+        self.calls: dict[Any, list] = {}  # of `log` in a step of each kind
+        self.by_index = lanes[0].run.takes_index and reads_index(self.model.training_step)
         self.trainer, self.capture = Agreed(), Capture()
         self.model.trainer, self.model.log = self.trainer, self.capture.log
 
@@ -123,16 +131,7 @@ class _Together:
         rows, lanes = Rows(members), [self.lanes[number] for number in members]
         leaves, spec, size = batches.stack([lane.batch for lane in lanes])
         parts = [rows.take(stack) for stack in self.stacks]
-        for key in self.trained:
-            parts[key] = parts[key].detach().requires_grad_()
-        losses, logged = self._losses(rows, lanes, parts, leaves, spec)
-        trained = [parts[key] for key in self.trained]
-        found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
-        grads = dict(zip(self.trained, found, strict=True))  # None: unused, or changed already
-        parts = [part.detach() for part in parts]
-        if self.job.gradient is not None:
-            self._change(parts, grads)
-        clip(grads, self.settings.gradient_clip_val, self.settings.gradient_clip_algorithm)
+        grads, logged = self._gradients(rows, lanes, parts, leaves, spec)
         self.optimizer.step(rows, {key: parts[key] for key in self.trained}, grads)
         for slot, stack, part in zip(self.template.slots, self.stacks, parts, strict=True):
             if slot.in_model:
@@ -140,10 +139,53 @@ class _Together:
         for lane, values in zip(lanes, logged, strict=True):
             lane.stepped(size, values)
 
-    def _losses(
+    def _gradients(
         self, rows: Rows, lanes: list[Lane], parts: list[Tensor], leaves: list[Any], spec: Any
-    ) -> tuple[Tensor, list]:
-        """(K,) losses; what each lane logged."""
+    ) -> tuple[dict[int, Tensor | None], list]:
+        """Of what is trained (None: unused, or changed already); what each lane logged."""
+        rates = self.optimizer.rates(rows) if self.early else None
+        kind = (tuple(rows.lanes), lanes[0].batch.kind, repr(rates))
+        if kind not in self.repeated:
+            self.repeated[kind] = Repeated(self.tapes.get(kind))
+        repeated = self.repeated[kind]
+        new = repeated.tape is None
+        leading = [part.detach() for part in parts]
+        for key in self.trained:
+            leading[key].requires_grad_(new)
+
+        def differentiate() -> list[Tensor | None]:
+            losses, values = self._losses(rows, lanes, leading, leaves, spec, rates)
+            trained = [leading[key] for key in self.trained]
+            found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+            grads = dict(zip(self.trained, found, strict=True))
+            if self.job.gradient is not None:
+                self._change([part.detach() for part in leading], grads)
+            clip(grads, self.settings.gradient_clip_val, self.settings.gradient_clip_algorithm)
+            return [*grads.values(), *values]
+
+        before = Randomness.capture(lanes[0].run.device) if self.first else None
+        found = repeated.run(differentiate, [*leading, *(x for x in leaves if isinstance(x, Tensor))])
+        if before is not None and before != Randomness.capture(before.device):
+            before.restore()
+            raise Refusal("the step draws random numbers for all clients at once")
+        self.first = False
+        if new:
+            calls = self.capture.calls
+            if self.by_index or self.trainer.asked or any(value is not None for _, value, _ in calls):
+                repeated.refuse("the step reads or logs what is no tensor")
+            if calls != self.calls.setdefault(kind, calls):
+                repeated.refuse("what is logged differs from step to step")
+            self.calls[kind] = calls
+            if repeated.tape is not None and not repeated.tape.foreign:
+                self.tapes[kind] = repeated.tape
+        values = found[len(self.trained) :]
+        grads = dict(zip(self.trained, found, strict=False))
+        return grads, rows_of(self.calls[kind], values, len(lanes))
+
+    def _losses(
+        self, rows: Rows, lanes: list[Lane], parts: list[Tensor], leaves: list[Any], spec: Any, rates: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        """(K,) losses; (K, ...) of every tensor that was logged."""
         index = Agreed.value([lane.index for lane in lanes], "batch_idx")
         self.trainer.ask([lane.run.trainer for lane in lanes])
         self.capture.start()
@@ -170,15 +212,12 @@ class _Together:
                     _refuse_changes(model, before)
             return loss, self.capture.tensors
 
-        descents = {}
-        if self.early:
-            descents = self.optimizer.descents(rows, {key: parts[key] for key in self.trained})
+        descents = self.optimizer.descents(rates, {key: parts[key] for key in self.trained}) if rates else {}
         with torch.enable_grad(), LaneOperations([lane.generator for lane in lanes], descents):
             losses, values = torch.vmap(loss_of)(parts, tensors)
         if losses.dim() != 1:
             raise Refusal("the loss is not a single number")
-        self.first = False
-        return losses, self.capture.rows(values, len(lanes))
+        return losses, values
 
     def _change(self, parts: list[Tensor], grads: dict[int, Tensor | None]) -> None:
         """Let the client's `gradient` act on the gradients of all lanes."""

@@ -69,6 +69,22 @@ def test_what_cannot_be_batched_is_not_measured(engines, caplog):
     assert "the optimiser is RMSprop" in caplog.text and "nothing there can be batched" in caplog.text
 
 
+def test_the_cost_of_all_steps_decides(engines, monkeypatch):
+    """Few steps are faster one client after the other, many are not; neither is seen in what is measured."""
+
+    def seconds(self, engine, tasks, node, steps):
+        measure(self, engine, tasks, node, steps)
+        return 2.0 + 0.1 * steps if engine is self.vectorized else 0.2 * steps
+
+    measure = Auto._seconds
+    monkeypatch.setattr(Auto, "_seconds", seconds)
+    chosen = [
+        engines.run(engines.mlp(), "auto", sizes=(8 * steps,) * 3, rounds=1)
+        for steps in (12, 30)
+    ]
+    assert [module.engine.choices["fit"] for module in chosen] == ["sequential", "vectorized"]
+
+
 def test_a_real_trial_chooses_one_and_says_so(engines, caplog):
     with caplog.at_level(logging.INFO):
         module = engines.run(engines.mlp(), "auto")
