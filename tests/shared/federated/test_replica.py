@@ -13,7 +13,9 @@ from shared.federated.replica import replica
 
 def same(left, right):
     found, expected = left.state_dict(), right.state_dict()
-    return list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in expected)
+    return list(found) == list(expected) and all(
+        torch.equal(found[name], expected[name]) for name in expected
+    )
 
 
 class Tied(nn.Module):

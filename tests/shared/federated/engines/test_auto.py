@@ -78,10 +78,7 @@ def test_the_cost_of_all_steps_decides(engines, monkeypatch):
 
     measure = Auto._seconds
     monkeypatch.setattr(Auto, "_seconds", seconds)
-    chosen = [
-        engines.run(engines.mlp(), "auto", sizes=(8 * steps,) * 3, rounds=1)
-        for steps in (12, 30)
-    ]
+    chosen = [engines.run(engines.mlp(), "auto", sizes=(8 * steps,) * 3, rounds=1) for steps in (12, 30)]
     assert [module.engine.choices["fit"] for module in chosen] == ["sequential", "vectorized"]
 
 
