@@ -104,7 +104,8 @@ def composed(options: argparse.Namespace) -> tuple[Any, str]:
     defaults = {"runtime": {"progress": sys.stderr.isatty(), "keep_checkpoint": True}}
     layer = cell_config(table, recipe.profiles[profile], row, column)
     config = compose(config_schema(options.paper), defaults, layer, overrides=options.overrides)
-    print(f"{recipe.table}, profile {profile}, row {row.id}, column {column.id}, seed {config.seed}")
+    changes = f", with {' '.join(options.overrides)}" if options.overrides else ""
+    print(f"{recipe.table}, profile {profile}, row {row.id}, column {column.id}, seed {config.seed}{changes}")
     return config, f"{row.id}/{column.id}/seed {config.seed}"
 
 

@@ -45,7 +45,11 @@ def build(config: Any) -> Experiment:
 
 
 def requirements(config: Any) -> list[Requirement]:
-    """Data and weights that the run needs, for the check before a table starts."""
+    """Data and weights that the run needs, for the check before a table starts; wrong settings are errors."""
+    from projects.nonzero_lora.config import check_adapter, check_optimizer
+
+    check_adapter(config.adapter)
+    check_optimizer(config.optimizer)
     if config.task == "sentiment":
         from shared.data.catalogue import requirement
 

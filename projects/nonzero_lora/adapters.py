@@ -15,7 +15,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from projects.nonzero_lora.config import METHODS
+from projects.nonzero_lora.config import check_adapter
 from projects.nonzero_lora.initialisation import (
     InitScheme,
     add_to_weight,
@@ -24,7 +24,7 @@ from projects.nonzero_lora.initialisation import (
     lora_layers,
     match_layers,
 )
-from shared.errors import UserError, suggest
+from shared.errors import UserError
 
 OWN_START = ("dora", "pissa", "milora", "full")  # methods that c_a, c_b and reset do not apply to
 
@@ -46,11 +46,7 @@ def attach(model: nn.Module, config: Any, seed: int) -> nn.Module:
     Raises:
         UserError: a target that matches nothing, a rank above a layer's size, an unknown method.
     """
-    if config.method not in METHODS:
-        raise UserError(
-            f"adapter.method takes {', '.join(METHODS)}; found '{config.method}'."
-            + suggest(config.method, METHODS)
-        )
+    check_adapter(config)
     scheme = scheme_of(config)
     if config.method in OWN_START and scheme != InitScheme(1, 0):
         raise UserError(
@@ -113,11 +109,6 @@ def exactly(names: Iterable[str]) -> str:
 
 def _peft_config(model: nn.Module, config: Any) -> LoraConfig:
     names = match_layers(model, list(config.targets))
-    if config.rank < 1 or config.alpha <= 0 or not 0 <= config.dropout < 1:
-        raise UserError(
-            "adapter: rank must be at least 1, alpha positive and dropout in [0, 1); "
-            f"found rank={config.rank}, alpha={config.alpha}, dropout={config.dropout}."
-        )
     for name in names:
         sides = tuple(model.get_submodule(name).weight.shape)
         if config.rank > min(sides):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from projects.nonzero_lora.language_model_config import LanguageModelConfig
+from shared.errors import UserError, suggest
 from shared.training.config import BaseConfig
 
 TASKS = ("sentiment", "digits", "width_scaling", "language_model")
@@ -92,3 +94,28 @@ class Config(BaseConfig):
     digits: DigitsConfig = field(default_factory=DigitsConfig)
     width_scaling: ScalingConfig = field(default_factory=ScalingConfig)
     lm: LanguageModelConfig = field(default_factory=LanguageModelConfig)
+
+
+def check_adapter(config: Any) -> None:
+    """Raise a `UserError` where an `AdapterConfig` is wrong for every model."""
+    _one_of("adapter.method", config.method, METHODS)
+    if config.rank < 1 or config.alpha <= 0 or not 0 <= config.dropout < 1:
+        raise UserError(
+            "adapter: rank must be at least 1, alpha positive and dropout in [0, 1); "
+            f"found rank={config.rank}, alpha={config.alpha}, dropout={config.dropout}."
+        )
+
+
+def check_optimizer(config: Any) -> None:
+    """Raise a `UserError` where an `OptimizerConfig` cannot train anything."""
+    _one_of("optimizer.schedule", config.schedule, SCHEDULES)
+    if config.lr <= 0 or config.b_ratio <= 0 or config.weight_decay < 0:
+        raise UserError(
+            "optimizer: lr and b_ratio must be positive, weight_decay not negative; "
+            f"found lr={config.lr}, b_ratio={config.b_ratio}, weight_decay={config.weight_decay}."
+        )
+
+
+def _one_of(key: str, found: str, allowed: tuple[str, ...]) -> None:
+    if found not in allowed:
+        raise UserError(f"{key} takes {', '.join(allowed)}; found '{found}'.{suggest(found, allowed)}")

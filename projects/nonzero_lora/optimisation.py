@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from projects.nonzero_lora.config import SCHEDULES
-from shared.errors import UserError, suggest
+from projects.nonzero_lora.config import check_optimizer
 
 
 def configure(model: nn.Module, config: Any, total_steps: int) -> dict[str, Any]:
@@ -20,10 +19,7 @@ def configure(model: nn.Module, config: Any, total_steps: int) -> dict[str, Any]
         config: an `OptimizerConfig`.
         total_steps: optimiser steps of the whole run, where linear and cosine schedules reach zero.
     """
-    if config.lr <= 0 or config.b_ratio <= 0:
-        raise UserError(
-            f"optimizer: lr and b_ratio must be positive; found lr={config.lr}, b_ratio={config.b_ratio}."
-        )
+    check_optimizer(config)
     settings = {"betas": tuple(config.betas), "eps": config.eps}
     if config.b_ratio != 1:
         from peft.optimizers import create_loraplus_optimizer
@@ -52,11 +48,6 @@ def warmup(config: Any, total_steps: int) -> int:
 
 def rate(config: Any, step: int, total_steps: int) -> float:
     """Multiplier of the learning rate at optimiser step `step` (from 0), as in transformers' schedules."""
-    if config.schedule not in SCHEDULES:
-        raise UserError(
-            f"optimizer.schedule takes {', '.join(SCHEDULES)}; found '{config.schedule}'."
-            + suggest(config.schedule, SCHEDULES)
-        )
     rising = warmup(config, total_steps)
     if step < rising:
         return step / rising

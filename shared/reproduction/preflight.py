@@ -18,6 +18,7 @@ from shared.reproduction.store import FINISHED, STALE, RunStore, check_writable
 from shared.training.config import compose
 
 DEFAULT_RUN_GB = 0.02  # what a run leaves in the store when neither the recipe nor finished runs say
+JOBS_PER_CORE = 8  # more than so many processes on a core only wait for each other and fill the memory
 MARGIN_GB = 0.5  # that should stay free beyond what the runs need
 
 
@@ -79,6 +80,10 @@ def preflight(
     gpus = visible_gpus() if on_gpu and launcher == "local" else []
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs: expected at least 1, found {jobs}.")
+    if jobs is not None and launcher == "local" and jobs > JOBS_PER_CORE * cpu_cores():
+        raise UserError(
+            f"--jobs: expected at most {JOBS_PER_CORE * cpu_cores()} on {cpu_cores()} cores, found {jobs}."
+        )
     jobs = jobs or (max(1, len(gpus) // devices) if gpus else cpu_cores())
     jobs = max(1, min(jobs, len(todo)))
     seconds = [found[spec.id].status.get("seconds") for spec in plan.runs if found[spec.id].usable]
@@ -171,7 +176,11 @@ def _size(folder: Path) -> int:
 
 def _check_data(check: Preflight, get: Callable[[str], object] | None) -> None:
     """Ask the project what its configurations need, fetch what is embedded, report the rest."""
-    needed = _requirements(check.todo)
+    try:
+        needed = _requirements(check.todo)
+    except UserError as error:
+        check.problems.append(str(error))
+        return
     if not needed:
         return
     from shared.data.catalogue import missing

@@ -37,7 +37,9 @@ def _read(path: Path, _changed: int) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(), loader)
     except yaml.YAMLError as error:
-        raise UserError(f"{path.relative_to(paths.ROOT)} is not readable as YAML: {error}") from None
+        line = f", line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise UserError(f"{path.relative_to(paths.ROOT)}{line} is not readable as YAML: {problem}") from None
     if not isinstance(content, dict) or not isinstance(content.get("tables"), list):
         raise UserError(
             f"{path.relative_to(paths.ROOT)}: expected a mapping with `paper` and a list `tables`."

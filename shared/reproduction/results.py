@@ -64,6 +64,7 @@ class Results:
                 f"the runs of {self.paper}/{self.table} in {row}/{column} logged no metric {name!r}."
                 f"{suggest(name, known)} They logged: {', '.join(known) or 'nothing'}."
                 + (" Some of them ran with earlier code: try --rerun-stale." if old else "")
+                + ("" if old else " Name another metric in the recipe, or compute them again with --rerun.")
             )
         return dict(sorted(values.items()))
 

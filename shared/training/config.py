@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import re
 import types
 import typing
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from shared.errors import UserError, suggest
@@ -127,6 +128,8 @@ def compose(
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise UserError(f"these keys need a value: {', '.join(missing)}. Give them as key=value.")
+    if endless := [f"{key}={value}" for key, value in _numbers(config) if not math.isfinite(value)]:
+        raise UserError(f"expected finite numbers, found {', '.join(endless)}.")
     return config
 
 
@@ -164,7 +167,7 @@ def fingerprint(config: DictConfig | BaseConfig) -> str:
 
 def _parse(overrides: Sequence[str]) -> DictConfig:
     for override in overrides:
-        if not re.match(r"^[\w.\-]+=", override):
+        if not re.match(r"^[\w\-]+(\.[\w\-]+)*=", override):
             raise UserError(f"expected key=value, found '{override}'. Example: optimizer.lr=1e-3")
     try:
         return OmegaConf.from_dotlist(list(overrides))
@@ -177,6 +180,16 @@ def _parse(overrides: Sequence[str]) -> DictConfig:
 @functools.cache
 def _defaults(schema: type[BaseConfig]) -> DictConfig:
     return OmegaConf.structured(schema)  # slow, and the same for every run of a table
+
+
+def _numbers(node: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Dotted name and value of every float below `node`."""
+    if isinstance(node, DictConfig | ListConfig):
+        entries = node.items_ex(resolve=False) if isinstance(node, DictConfig) else enumerate(node)
+        for key, value in entries:
+            yield from _numbers(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(node, float):
+        yield prefix, node
 
 
 def _find_fault(schema: type[BaseConfig], layers: Sequence[Mapping[str, Any]]) -> DictConfig:

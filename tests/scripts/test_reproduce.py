@@ -208,6 +208,7 @@ def test_tracking_and_cluster_launcher(script: Script, toy_root: Path) -> None:
         (["toy", "--set", "steps=many"], "takes int"),
         (["toy", "--set", "steps"], "expected key=value"),
         (["toy", "--jobs", "0"], "--jobs: expected at least 1"),
+        (["toy", "--jobs", "100000"], "--jobs: expected at most"),
         (["toy", "--seeds", "0"], "--seeds: expected at least 1"),
         (["toy", "--json", "."], "--json: expected the name of a file"),
         (["toy", "--json", "/proc/none/x.json"], "/proc/none/x.json cannot be written"),

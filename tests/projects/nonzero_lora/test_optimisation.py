@@ -9,8 +9,9 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
+from projects.nonzero_lora import requirements
 from projects.nonzero_lora.adapters import attach
-from projects.nonzero_lora.config import AdapterConfig, OptimizerConfig
+from projects.nonzero_lora.config import AdapterConfig, Config, OptimizerConfig
 from projects.nonzero_lora.optimisation import configure, rate, warmup
 from shared.errors import UserError
 
@@ -58,7 +59,10 @@ def test_lora_plus_gives_b_a_larger_rate() -> None:
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(UserError, match="lr and b_ratio must be positive; found lr=0"):
+    with pytest.raises(UserError, match="lr and b_ratio must be positive.*found lr=0"):
         configure(model(), OptimizerConfig(lr=0), 10)
     with pytest.raises(UserError, match="Did you mean 'cosine'"):
         configure(model(), OptimizerConfig(schedule="cosin"), 10)
+    for bad in (Config(adapter=AdapterConfig(rank=0)), Config(optimizer=OptimizerConfig(lr=-1))):
+        with pytest.raises(UserError, match="must be"):
+            requirements(bad)

@@ -37,6 +37,9 @@ def test_later_layers_win():
         ("trainer.gradient_clip_val=no", r"takes float or null"),
         ("trainer=3", r"'trainer' is a section with keys max_epochs"),
         ("optimizer.lr", r"expected key=value, found 'optimizer.lr'"),
+        ("optimizer..lr=1", r"expected key=value, found 'optimizer..lr=1'"),
+        ("optimizer.lr=nan", r"expected finite numbers, found optimizer.lr=nan"),
+        ("optimizer.betas=[0.9,.inf]", r"expected finite numbers, found optimizer.betas.1=inf"),
         ("name={a: ", r"cannot read the value"),
     ],
 )
