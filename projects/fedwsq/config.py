@@ -8,6 +8,7 @@ from shared.federated.config import FederatedConfig
 
 TASKS = ("federation", "update_error")
 NETWORKS = ("convnet", "resnet18")
+STARTS = ("own", "kaiming")
 METHODS = (
     *("fedavg", "fedprox", "fedavgm", "fedadam", "feddyn"),
     *("fedlc", "fedntd", "fedacg", "fedhq"),
@@ -22,6 +23,7 @@ class NetworkConfig:
     name: str = "convnet"
     ws: bool = True  # standardise the weights of all convolutions
     rho: float = 1e-3  # size of a standardised weight
+    start: str = "own"  # of plain convolutions: own (PyTorch's), or kaiming: that of the standardised ones
     groups: int = 2  # of every GroupNorm
     widths: list[int] = field(default_factory=lambda: [16, 32, 64])  # convnet: channels of its convolutions
     strides: list[int] = field(default_factory=lambda: [2, 2, 2])  # convnet
@@ -49,7 +51,7 @@ class QuantizerConfig:
     allocation: str = "none"  # danuq: none, fixed (FBA), dynamic (DBA)
     beta: float = 0.1  # danuq: how fast the shared scales follow
     initial_scale: float = 1e-3  # danuq
-    warm_start: bool = False  # danuq: scales from the first round's deviations
+    warm_start: bool = False  # danuq: from round 2 on, scales are round 1's deviations
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from projects.fedwsq.config import NETWORKS
+from projects.fedwsq.config import NETWORKS, STARTS
 from projects.fedwsq.weight_standardization import standardize_all
 from shared.errors import UserError, suggest
 
@@ -54,13 +54,15 @@ def network(settings: Any, channels: int, classes: int) -> nn.Module:
     """The network of a `NetworkConfig`; with `ws` all its convolutions are standardised, the stem too.
 
     Raises:
-        UserError: no such network, or widths that do not go with strides and groups.
+        UserError: no such network, or no such start, or widths that do not go with strides and groups.
     """
     if settings.name not in NETWORKS:
         raise UserError(
             f"network.name takes {', '.join(NETWORKS)}; found '{settings.name}'."
             + suggest(settings.name, NETWORKS)
         )
+    if settings.start not in STARTS:
+        raise UserError(f"network.start takes {', '.join(STARTS)}; found '{settings.start}'.")
     if settings.name == "resnet18":
         net = resnet18(channels, classes, settings.groups)
     else:
@@ -71,4 +73,10 @@ def network(settings: Any, channels: int, classes: int) -> nn.Module:
                 f"of groups={settings.groups}."
             )
         net = ConvNet(channels, classes, widths, strides, settings.groups)
-    return standardize_all(net, settings.rho) if settings.ws else net
+    if settings.ws:
+        return standardize_all(net, settings.rho)
+    if settings.start == "kaiming":
+        for module in net.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_uniform_(module.weight)
+    return net

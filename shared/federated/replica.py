@@ -26,8 +26,11 @@ def replica(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
         return copy.deepcopy(module, memo)
     for part in parts:
         memo[id(part)] = type(part).__new__(type(part))
-    for part in parts:
-        vars(memo[id(part)]).update({key: _copy(value, memo) for key, value in part.__getstate__().items()})
+    states = [
+        part.__getstate__() for part in parts
+    ]  # all at once: an `id` means nothing once its object is gone
+    for part, state in zip(parts, states, strict=True):
+        vars(memo[id(part)]).update({key: _copy(value, memo) for key, value in state.items()})
     return memo[id(module)]
 
 

@@ -24,6 +24,7 @@ from shared.federated.errors import WireError
 
 MAGIC = b"FEDWIRE1"
 START = len(MAGIC) + 16
+BLOCK = 2**17  # words that a checksum takes at once
 HEADER = "(header)"  # the ledger's name for framing, names, shapes and strings
 DTYPES = {
     torch.float64: "F64",
@@ -138,10 +139,10 @@ def _header(message: bytes | mmap) -> dict[str, Any]:
     return json.loads(message[START + 8 : START + 8 + length])
 
 
-@functools.lru_cache(maxsize=1)
-def _positions(count: int) -> np.ndarray:
-    """1 to `count`: messages of one size follow each other."""
-    return np.arange(1, count + 1, dtype=np.uint64)
+@functools.cache
+def _positions() -> np.ndarray:
+    """1 to `BLOCK`."""
+    return np.arange(1, BLOCK + 1, dtype=np.uint64)
 
 
 def _checksum(body: bytes | memoryview) -> bytes:
@@ -152,6 +153,10 @@ def _checksum(body: bytes | memoryview) -> bytes:
     whole = len(body) // 8 * 8
     words = np.frombuffer(body[:whole], dtype="<u8")
     rest = int.from_bytes(bytes(body[whole:]) + bytes([len(body) % 256]), "little")
-    plain = (int(words.sum(dtype=np.uint64)) + rest) % 2**64
-    weighted = (int(words.dot(_positions(len(words)))) + 31 * rest) % 2**64
-    return struct.pack("<QQ", plain, weighted)
+    plain, weighted = rest, 31 * rest
+    for start in range(0, len(words), BLOCK):
+        block = words[start : start + BLOCK]
+        total = int(block.sum(dtype=np.uint64))
+        plain += total
+        weighted += start * total + int(block.dot(_positions()[: len(block)]))
+    return struct.pack("<QQ", plain % 2**64, weighted % 2**64)

@@ -16,11 +16,10 @@ from shared.federated.codecs import Codec, Context
 class Uniform(Codec):
     """2^b equally spaced levels from the tensor's least to its greatest value, rounded at random.
 
-    Unbiased: x between two levels goes up with the probability of its distance to the lower one (QSGD,
-        Alistarh et
-    al. 2017, with a range in place of a norm). |decode(encode(x)) - x| < (max - min) / (2^b - 1). With
-    `stochastic=False` it rounds to the nearest level, with half that error and a bias. Side information: 8
-    bytes.
+    Unbiased: x between two levels goes up with the probability of its distance to the lower one (QSGD of
+    Alistarh et al. 2017, with a range in place of a norm). |decode(encode(x)) - x| < (max - min) / (2^b - 1).
+    With `stochastic=False` it rounds to the nearest level, with half that error and a bias. Side information:
+    8 bytes.
     """
 
     def __init__(self, bits: int, *, stochastic: bool = True, only: str = "") -> None:

@@ -11,6 +11,7 @@ from shared.reproduction.published import find_cell
 from shared.reproduction.recipe import Claim, Entry, Recipe
 
 NOTHING = "–"
+ROUNDING = 1e-12  # a relative spread below this is that of adding the same numbers in another order
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,9 @@ def ours_text(cell: dict[str, Any], most: int, pm: str = " ± ") -> str:
 
 
 def with_spread(value: float, std: float | None, pm: str = " ± ") -> str:
-    """`value ± std`; the spread's first two digits decide how many are shown."""
+    """`value ± std`; the spread's first two digits decide how many are shown, rounding errors not."""
+    if std is not None and std <= ROUNDING * abs(value):
+        std = 0.0
     if std is None or std == 0:
         return plain(value) + (f"{pm}0" if std == 0 else "")
     places = decimals(std)

@@ -84,9 +84,8 @@ def test_fedacg_is_its_recursion(fed):
     same(module.momentum, m, 1e-5)
 
 
-def test_feddyn_finds_the_global_optimum_of_quadratics(fed):
-    """Two clients with f_i = ||w - c_i||^2 / 2 seen unequally often: FedAvg's rounds stop short, FedDyn's do
-    not; here its update is compared with the closed-form recursion."""
+def test_feddyn_first_round_is_a_proximal_one(fed):
+    """All g_i and h are zero then."""
     from projects.fedwsq.baselines.feddyn import DynClient
 
     module = fed.made(PLAIN, "method=feddyn", "settings.alpha=0.5", ws=False)
@@ -109,7 +108,35 @@ def test_feddyn_finds_the_global_optimum_of_quadratics(fed):
     assert torch.equal(got[name], torch.full((2,), 1 - 1 + 0.5 * 4))
 
 
-def test_fednova_like_weights_of_fedhq(fed):
+def test_feddyn_is_its_recursion_with_some_of_the_clients(fed):
+    """h and the model, round by round, from what the clients of the round ended with."""
+    alpha, cohorts, name = 0.5, ([0, 1], [1, 2], [0, 3]), "net.head.weight"
+    module = fed.made(PLAIN, "method=feddyn", f"settings.alpha={alpha}", ws=False)
+    w = fed.entries(module)[name]
+    h, ended = torch.zeros_like(w), []
+    plain = module.client.result
+
+    def spy(model, state, data, report):
+        ended.append(model.state_dict()[name].clone())
+        return plain(model, state, data, report)
+
+    module.client.result = spy
+    fed.fit(module, fed.data(rounds=3, sampler=lambda r: cohorts[r]))
+    linear = {client: torch.zeros_like(w) for client in range(4)}
+    for number, cohort in enumerate(cohorts):
+        own = ended[2 * number : 2 * number + 2]
+        for client, value in zip(cohort, own, strict=True):
+            linear[client] = linear[client] - alpha * (value - w)
+        mean = sum(own) / 2
+        h = h - alpha / 4 * sum(value - w for value in own)
+        w = mean - h / alpha
+    torch.testing.assert_close(fed.entries(module)[name], w, rtol=0, atol=1e-5)
+    torch.testing.assert_close(module.linear[name], h, rtol=0, atol=1e-5)
+    for client, value in linear.items():
+        torch.testing.assert_close(module.states[client]["linear"][name], value, rtol=0, atol=1e-5)
+
+
+def test_the_weights_of_fedhq(fed):
     """Weights 1 / (1 + q_i), from updates that the test quantises itself."""
     module = fed.made("method=fedhq", "quantizer.name=uniform", "quantizer.bits=2", ws=False)
     start, captured = fed.entries(module), []

@@ -53,7 +53,7 @@ class Capture:
             raise Refusal(f"'{name}' is a metric object")
         kept = {"on_epoch": on_epoch}
         if isinstance(value, Tensor):
-            self.tensors.append(value.detach())
+            self.tensors.append(value.detach().clone())  # a parameter changes in this step
             value = None
         self.calls.append((name, value, kept))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten
@@ -109,8 +110,7 @@ class Lane:
             if batch is None:
                 return
             leaves, spec = tree_flatten(batch)
-            kinds = [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            yield Batch((str(spec), repr(kinds)), leaves, spec, None)
+            yield Batch((str(spec), *map(_kind, leaves)), leaves, spec, None)
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[None]:
@@ -124,6 +124,22 @@ class Lane:
             self.randomness = Randomness.capture(self.randomness.device)
             self.generator = self.randomness.generator()
             outer.restore()
+
+
+def _kind(leaf: Any) -> Any:
+    """Equal for leaves that can be stacked, or are the same for all clients."""
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        return leaf.shape, leaf.dtype, leaf.tobytes()
+    return (type(leaf), leaf) if isinstance(leaf, (type(None), bool, int, float, str, bytes)) else _Only(leaf)
+
+
+@dataclass(eq=False)
+class _Only:
+    """Equal to itself alone, as long as it is kept."""
+
+    leaf: Any
 
 
 def stack(batches: Sequence[Batch]) -> tuple[list[Any], TreeSpec | None, int]:

@@ -85,6 +85,7 @@ class Tape:
     """Args:
     operations: in their order.
     foreign: tensors that were neither given nor made; by place.
+    literals: places of those that were written out in the code.
     outputs: places; None for a missing one.
     """
 
@@ -92,11 +93,13 @@ class Tape:
         self,
         operations: list[Operation],
         foreign: dict[int, Tensor],
+        literals: set[int],
         outputs: Sequence[Place | None],
         inputs: int,
         places: int,
     ) -> None:
         self.operations, self.foreign, self.outputs = operations, foreign, outputs
+        self.literals = literals
         self._inputs, self._places = inputs, places
         self._program = [(*_compiled(o), dead) for o, dead in zip(operations, self._dead(), strict=True)]
 
@@ -121,10 +124,9 @@ class Tape:
                 return f"{a.function} is called in different ways"
         if len(mine) != len(theirs) or self.outputs != other.outputs:
             return "two steps come down to different operations"
-        literals = {o.args[0].number for o in mine if o.function is aten.lift_fresh.default}
         for place, tensor in self.foreign.items():
             now = other.foreign.get(place)
-            if now is not tensor and not (place in literals and torch.equal(now, tensor)):
+            if now is not tensor and not (place in self.literals and torch.equal(now, tensor)):
                 return f"a tensor {tuple(tensor.shape)} comes from elsewhere, another one in each step"
         return ""
 
@@ -152,6 +154,7 @@ class Recorder(TorchDispatchMode):
         self._count = 0
         self._foreign: dict[int, Tensor] = {}
         self._storages: set[int] = set()
+        self._literals: set[int] = set()
         self._operations: list[Operation] = []
         self._reason = ""
         for tensor in inputs:
@@ -160,6 +163,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is aten.lift_fresh.default:  # a literal; what happens to it is not to happen to the kept one
+            args, func = (args[0].clone(),), aten.clone.default
+            self._literals.add(self._place(args[0]).number)
         at = _mapped(args, self._place), _mapped(kwargs, self._place)
         result = func(*args, **kwargs)
         if func in SAME and _looks_like(result, args[0]):
@@ -177,7 +183,7 @@ class Recorder(TorchDispatchMode):
         places = [None if output is None else self._place(output) for output in outputs]
         if self._reason:
             raise Untaped(self._reason)
-        return Tape(self._operations, self._foreign, places, self._inputs, self._count)
+        return Tape(self._operations, self._foreign, self._literals, places, self._inputs, self._count)
 
     def _enter(self, tensor: Tensor) -> Place:
         self._storages.add(tensor.untyped_storage()._cdata)
@@ -212,10 +218,11 @@ class Recorder(TorchDispatchMode):
 
 def reads_index(training_step: Callable) -> bool:
     """Whether a step may do something else for another `batch_idx`."""
-    code = getattr(getattr(training_step, "__func__", training_step), "__code__", None)
-    if code is None or code.co_argcount < 3:
+    function = getattr(training_step, "__func__", training_step)
+    code, place = getattr(function, "__code__", None), 1 if function is training_step else 2
+    if code is None or code.co_argcount <= place:
         return True
-    name = code.co_varnames[2]
+    name = code.co_varnames[place]
     return name in code.co_cellvars or any(
         step.argval == name or (isinstance(step.argval, tuple) and name in step.argval)
         for step in dis.get_instructions(code)

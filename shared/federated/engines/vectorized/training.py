@@ -19,9 +19,12 @@ from shared.federated.engines.vectorized.randomness import Randomness
 from shared.federated.engines.vectorized.refusal import Refusal
 from shared.federated.engines.vectorized.rows import Rows
 from shared.federated.engines.vectorized.rules import LaneOperations
+from shared.federated.engines.vectorized.snapshot import Snapshot
 from shared.federated.engines.vectorized.tape import Repeated, Tape, reads_index
 from shared.federated.engines.vectorized.template import Template
 from shared.federated.local import Job, Report
+
+TAPES = 64  # kept from earlier rounds at most
 
 
 def train_together(
@@ -84,6 +87,8 @@ class _Together:
         self.stacks = [torch.stack([t.detach() for t in slot.tensors]) for slot in template.slots]
         self.optimizer = LaneOptimizer([lane.run.trainer.optimizers[0] for lane in lanes], self._groups())
         self.trained = [key for group in self.optimizer.groups for key in group]
+        if not all(template.slots[key].in_model for key in self.trained):
+            raise Refusal("the optimiser holds a tensor that is no parameter of the module")
         self.originals = {key: template.slots[key].tensors for key in self.trained}
         self.optimizer.restore(self.originals)
         self.names = {
@@ -92,7 +97,7 @@ class _Together:
             if self.numbers.get(id(p)) in self.originals
         }
         self.early = self.job.gradient is None and not self.settings.gradient_clip_val
-        self.first = True
+        self.first, self.own_optimizer = True, False
         self.repeated: dict[Any, Repeated] = {}
         self.calls: dict[Any, list] = {}  # of `log` in a step of each kind
         self.by_index = lanes[0].run.takes_index and reads_index(self.model.training_step)
@@ -163,21 +168,29 @@ class _Together:
             clip(grads, self.settings.gradient_clip_val, self.settings.gradient_clip_algorithm)
             return [*grads.values(), *values]
 
-        before = Randomness.capture(lanes[0].run.device) if self.first else None
+        before = Randomness.capture(lanes[0].run.device) if new else None
+        versions = [tensor._version for tensor in leading]
         found = repeated.run(differentiate, [*leading, *(x for x in leaves if isinstance(x, Tensor))])
-        if before is not None and before != Randomness.capture(before.device):
-            before.restore()
-            raise Refusal("the step draws random numbers for all clients at once")
         self.first = False
-        if new:
+        if before is not None:
+            if before != Randomness.capture(before.device):
+                before.restore()
+                raise Refusal("the step draws random numbers for all clients at once")
+            for slot, tensor, version in zip(self.template.slots, leading, versions, strict=True):
+                if tensor._version != version and not slot.in_model:
+                    raise Refusal(f"the step changes {slot.name}, which is no parameter or buffer")
             calls = self.capture.calls
             if self.by_index or self.trainer.asked or any(value is not None for _, value, _ in calls):
                 repeated.refuse("the step reads or logs what is no tensor")
+            if self.own_optimizer:
+                repeated.refuse("the module keeps its optimiser, and may read its rate")
             if calls != self.calls.setdefault(kind, calls):
                 repeated.refuse("what is logged differs from step to step")
             self.calls[kind] = calls
             if repeated.tape is not None and not repeated.tape.foreign:
                 self.tapes[kind] = repeated.tape
+                if len(self.tapes) > TAPES:
+                    self.tapes.pop(next(iter(self.tapes)))
         values = found[len(self.trained) :]
         grads = dict(zip(self.trained, found, strict=False))
         return grads, rows_of(self.calls[kind], values, len(lanes))
@@ -196,8 +209,10 @@ class _Together:
             batch: Any = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             batch = batch if spec is None else tree_unflatten(batch, spec)
             with self.template.holding(parts):
-                model = self.model
-                before = _attributes(model) if self.first else None
+                model, extra_loss = self.model, None
+                if self.job.extra_loss is not None:
+                    extra_loss = self.template.root(self.extra_loss, parts)
+                before = Snapshot(model, extra_loss, self.job.state) if self.first else None
                 outputs = (
                     model.training_step(batch, index)
                     if lanes[0].run.takes_index
@@ -206,10 +221,11 @@ class _Together:
                 loss = outputs["loss"] if isinstance(outputs, dict) else outputs
                 if loss is None:
                     raise Refusal("training_step returns no loss")
-                if self.job.extra_loss is not None:
-                    loss = loss + self.template.root(self.extra_loss, parts)(model, batch, loss)
+                if extra_loss is not None:
+                    loss = loss + extra_loss(model, batch, loss)
                 if before is not None:
-                    _refuse_changes(model, before)
+                    _refuse_changes(before)
+                    self.own_optimizer = before.optimizer
             return loss, self.capture.tensors
 
         descents = self.optimizer.descents(rates, {key: parts[key] for key in self.trained}) if rates else {}
@@ -223,13 +239,17 @@ class _Together:
         """Let the client's `gradient` act on the gradients of all lanes."""
         present = {name: key for name, key in self.names.items() if grads[key] is not None}
 
-        def changed(parts: list[Tensor], mine: dict[str, Tensor]) -> dict[str, Tensor]:
+        def hooked(parts: list[Tensor], mine: dict[str, Tensor]) -> dict[str, Tensor]:
             with self.template.holding(parts):
                 hook = self.template.root(self.gradient, parts)
-                return hook(mine, {name: parts[key] for name, key in present.items()})
+                before = Snapshot(hook) if self.first else None
+                changed = hook(mine, {name: parts[key] for name, key in present.items()})
+                if before is not None:
+                    _refuse_changes(before)
+                return changed
 
         with torch.no_grad():
-            found = torch.vmap(changed)(parts, {name: grads[key] for name, key in present.items()})
+            found = torch.vmap(hooked)(parts, {name: grads[key] for name, key in present.items()})
         grads.update({self.names[name]: grad for name, grad in found.items()})
 
     def _groups(self) -> list[list[int]]:
@@ -267,13 +287,8 @@ def _check(lane: Lane) -> None:
         raise Refusal(f"{name} has backward hooks")
 
 
-def _attributes(model: torch.nn.Module) -> list[dict[str, Any]]:
-    return [dict(vars(module)) for module in model.modules()]
-
-
-def _refuse_changes(model: torch.nn.Module, before: list[dict[str, Any]]) -> None:
-    """What a step leaves in the module would be there for one client only."""
-    for module, old in zip(model.modules(), before, strict=True):
-        for key, value in vars(module).items():
-            if key not in ("_trainer", "log") and old.get(key, before) is not value:
-                raise Refusal(f"training_step sets {type(module).__name__}.{key}")
+def _refuse_changes(before: Snapshot) -> None:
+    """What a step leaves in Python objects would be there for one client only."""
+    if change := before.change():
+        before.restore()
+        raise Refusal(f"the step changes {change}")

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from shared.federated.algorithms.fedprox import FedProx
 from shared.federated.algorithms.scaffold import Scaffold
 from shared.federated.client import FederatedClient
-from shared.federated.engines.vectorized import training
+from shared.federated.engines.vectorized import Vectorized, training
 from shared.federated.engines.vectorized.tape import Repeated, reads_index
 
 LONG = (80, 80, 80)  # ten batches each
@@ -73,6 +73,19 @@ def test_foreign_tensors_are_read_where_they_are():
     kept = torch.zeros(3)
     outputs, ran, _ = repeat(lambda x, w: [kept.add_(1) * torch.tensor(2.0)])
     assert ran == 2 and outputs[3][0][0].tolist() == [8.0] * 3
+
+
+def test_a_literal_that_is_changed_starts_anew_in_each_step():
+    def step(x, w):
+        factor = torch.tensor([1.0, 0.5, 0.25])
+        factor *= 0.5
+        return [x * factor]
+
+    outputs, ran, _ = repeat(step)
+    assert ran == 2
+    assert [output[0].tolist() for output, _ in outputs] == [
+        [0.5 * n, 0.25 * (n + 1), 0.125 * (n + 2)] for n in range(4)
+    ]
 
 
 def test_who_reads_the_batch_index():
@@ -174,6 +187,44 @@ def by_log(self, batch, batch_idx):
     loss = F.cross_entropy(self(batch[0]), batch[1])
     self.log("train/rate", 0.5)
     return loss
+
+
+def by_own_optimizer(self, batch, batch_idx):
+    return F.cross_entropy(self(batch[0]), batch[1]) * self.own[0].param_groups[0]["lr"]
+
+
+def keeping_its_optimizer(self):
+    self.own = [torch.optim.Adam(self.parameters(), lr=0.1)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(self.own[0], [5], 0.1)
+    return self.own, [{"scheduler": schedule, "interval": "step"}]
+
+
+def test_a_step_that_reads_its_optimizer_is_run(engines, played):
+    methods = {"training_step": by_own_optimizer, "configure_optimizers": keeping_its_optimizer}
+    net = type("Net", (engines.Net,), methods)(*LAYERS["mlp"]())
+    engines.run(net, "vectorized", sizes=LONG)
+    assert played["played"] == 0
+
+
+def test_old_tapes_are_forgotten(engines, played, monkeypatch):
+    monkeypatch.setattr(training, "TAPES", 3)
+
+    class Falling(engines.Net):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1 / (1 + float(self.round)))
+
+    class Client(FederatedClient):
+        def fit(self, inbox, state, data):
+            state["round"] = state.get("round", 0) + 1
+            return super().fit(inbox, state, data)
+
+        def model(self, inbox, state):
+            model = super().model(inbox, state)
+            model.round = state["round"]
+            return model
+
+    module = engines.run(Falling(*LAYERS["mlp"]()), Vectorized(), client=Client, sizes=LONG, rounds=6)
+    assert played["played"] == 6 * 8 and len(module.engine._tapes) == 3
 
 
 @pytest.mark.parametrize("step", [by_index, by_step, by_log])

@@ -294,8 +294,33 @@ def stepping_step(self, batch, batch_idx):
     return F.cross_entropy(self(batch[0]), batch[1]) * (1 + self.global_step)
 
 
+def inner_counting_step(self, batch, batch_idx):
+    """Counts below an attribute, and acts on the count late."""
+    self.counts["steps"] += 1
+    return F.cross_entropy(self(batch[0]), batch[1]) * (3 if self.counts["steps"] > 2 else 1)
+
+
+def inner_drawing_step(self, batch, batch_idx):
+    sign = 1 if self.draws.random() < 0.5 else -1
+    return F.cross_entropy(self(sign * batch[0]), batch[1])
+
+
+def assigning_step(self, batch, batch_idx):
+    self.mean = 0.9 * self.mean + 0.1 * batch[0].mean(0)
+    return F.cross_entropy(self(batch[0] - self.mean), batch[1])
+
+
+def adding_step(self, batch, batch_idx):
+    self.total += batch[0].mean()
+    return F.cross_entropy(self(batch[0]), batch[1]) * self.total
+
+
 REFUSALS = {
-    "sets Net.seen": {"training_step": counting_step},
+    "changes Net.seen": {"training_step": counting_step},
+    "changes Net.counts.steps": {"training_step": inner_counting_step},
+    "changes Net.draws": {"training_step": inner_drawing_step},
+    "changes Net._buffers.mean": {"training_step": assigning_step},
+    "changes Net.total, which is no": {"training_step": adding_step},
     "data-dependent control flow": {"training_step": branching_step},
     "random": {"training_step": drawing_step},
     "trainer.global_step": {"training_step": stepping_step},
@@ -308,9 +333,78 @@ REFUSALS = {
 @pytest.mark.parametrize("reason", REFUSALS)
 def test_refusals_train_sequentially_bit_for_bit(engines, reason, caplog):
     net = refusing(REFUSALS[reason])(engines)
+    net.counts, net.draws, net.total = {"steps": 0}, random.Random(0), torch.zeros((), dtype=torch.float64)
+    net.register_buffer("mean", torch.zeros(5))
     with caplog.at_level(logging.WARNING):
         engines.agree(net, refused=reason, exactly=True, rounds=3, training=LocalTraining(max_epochs=2))
     assert caplog.text.count("one after the other") == 1  # not once a round
+
+
+def test_a_loss_term_that_writes_to_the_state_is_refused(engines):
+    class Noting(FederatedClient):
+        def extra_loss(self, model, batch, inbox, state):
+            state["steps"] = state.get("steps", 0) + 1
+            return 0.01 * model.net[0].weight.square().sum()
+
+    module = engines.agree(engines.mlp(), refused="changes dict.steps", exactly=True, client=Noting)
+    assert [module.states[client]["steps"] for client in range(5)] == [6, 6, 6, 10, 4]
+
+
+def test_random_numbers_of_a_later_step_are_refused(engines):
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        return loss * (1 + random.random()) if batch_idx > 0 else loss
+
+    engines.agree(refusing({"training_step": training_step})(engines), refused="random", exactly=True)
+
+
+def test_a_trained_tensor_that_is_no_parameter_is_refused(engines):
+    class Hidden(engines.Net):
+        def __init__(self, *layers):
+            super().__init__(*layers)
+            self.scale = [nn.Parameter(torch.ones(3, dtype=torch.float64))]
+
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self(batch[0]) * self.scale[0], batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([*self.parameters(), *self.scale], lr=0.1)
+
+    net = Hidden(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    engines.agree(net, refused="no parameter of the module", exactly=True)
+
+
+def test_what_a_step_logs_of_a_parameter_is_its_value_in_that_step(engines):
+    def training_step(self, batch, batch_idx):
+        self.log("train/weight", self.net[0].weight[0, 0])
+        self.log("train/bias", self.net[2].bias.sum())
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    engines.agree(refusing({"training_step": training_step})(engines))
+
+
+def test_batches_that_hold_more_than_tensors(engines):
+    """Arrays that differ somewhere deep, and objects of which nothing is known."""
+
+    class Note:
+        def __init__(self, value):
+            self.value = value
+
+        def __repr__(self):
+            return "Note"
+
+    def collate(samples):
+        x, y = (torch.stack([sample[i] for sample in samples]) for i in (0, 1))
+        deep = np.zeros((40, 200))
+        deep[20, 100] = float(x[0, 0])
+        return x, y, deep, Note(float(x.mean()))
+
+    def training_step(self, batch, batch_idx):
+        x, y, deep, note = batch
+        return F.cross_entropy(self(x), y) * (2 + float(deep.sum()) + note.value)
+
+    net = refusing({"training_step": training_step})(engines)
+    engines.agree(net, loading={"collate_fn": collate})
 
 
 def test_a_late_refusal_starts_all_over(engines):
