@@ -1,6 +1,6 @@
 """What a real federation needs on disk: the Flower app of a paper's run, and certificates and keys.
 
-    python scripts/flower_app.py app fedmud --config configs/fedmud/main.yaml --out deploy/app
+    python scripts/flower_app.py app fedmud --config configs/fedmud/fmnist.yaml --out deploy/app
     python scripts/flower_app.py keys --host fl.example.org --nodes 3 --out deploy/keys
 
 docs/federated.md, section "Flower", has every command from here to a finished run.

@@ -33,8 +33,8 @@ class Update:
     Args:
         product: a `Matrix` or a `Kronecker`.
         pattern: one of PATTERNS.
-        magnitude, law: of the random factors, U(-a, a) or N(0, a^2). Of plain SGD the update moves by about
-            lr a^2.
+        magnitude, law: of the random factors, U(-a, a) or N(0, a^2). Of plain SGD the update moves in
+            proportion to lr a^2, and to the number of values that a factor sums over.
     """
 
     product: Product

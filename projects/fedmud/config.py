@@ -12,7 +12,8 @@ METHODS = ("fedavg", "fedlmt", "fedpara", "fedhm", "fedmud")
 
 @dataclass
 class MethodConfig:
-    """What is trained and sent. `ratio` is read by all but fedavg, what stands below it by fedmud alone."""
+    """What is trained and sent. `ratio` is read by all but fedavg (and by the task approximation), what
+    stands below it by fedmud alone."""
 
     name: str = "fedmud"  # one of METHODS
     ratio: float = 0.03125  # of the values that are trained and sent, over the whole network

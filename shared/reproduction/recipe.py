@@ -222,7 +222,9 @@ def _recipe(paper: str, table: str, path: Path, raw: dict[str, Any]) -> Recipe:
     _check_keys("the recipe", raw, given, needs={"title", "metric", "rows", "columns", "profiles"})
     raw = {**raw, **_table_part(raw)}
     raw["profiles"] = {
-        name: _profile(name, value) for name, value in _mapping("profiles", raw["profiles"]).items()
+        name: _profile(name, value)
+        for name, value in _mapping("profiles", raw["profiles"]).items()
+        if value is not None  # one of the extended recipe that this one does not have
     }
     raw["claims"] = tuple(_claim(item) for item in raw.get("claims") or [])
     raw["figures"] = tuple(raw.get("figures") or ())

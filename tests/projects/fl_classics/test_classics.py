@@ -201,6 +201,8 @@ def test_the_paper_profile_on_made_up_files(row: str, layers: list[dict[str, Any
     assert missing(requirements(composed)) == []
     metrics = run_experiment(build, composed, tmp_path / "run", group="g", name=row)
     assert metrics["test/accuracy"] >= 0 and metrics["bytes_up"] > 0
+    recipe = load_recipe(PAPER, "classics").at("paper")
+    assert {column.metric or recipe.metric for column in recipe.columns.values()} <= set(metrics)
 
 
 def test_the_paper_profile_builds_its_own_network(tmp_path: Path) -> None:

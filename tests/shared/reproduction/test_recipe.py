@@ -96,10 +96,12 @@ def test_profile_replaces_rows_and_limits_claims(toy: Path) -> None:
 def test_a_table_may_extend_another(toy: Path) -> None:
     (toy / "configs/toy/long.yaml").write_text(
         "extends: main\ntitle: Longer\nconfig: {steps: 99}\nrows: {only: {}}\nclaims: []\n"
+        "profiles: {paper: null}\n"
     )
     long = load_recipe("toy", "long")
     assert long.title == "Longer" and list(long.rows) == ["only"] and list(long.columns) == ["slow", "fast"]
     assert long.config["steps"] == 99 and long.config["trainer"]["max_epochs"] == 1
+    assert list(long.profiles) == ["laptop"]
     assert not long.default and tables("toy") == ["long", "main"]
 
 
