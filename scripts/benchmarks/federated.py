@@ -43,6 +43,12 @@ from shared.federated.partition import Partition
 
 ENGINES = ("sequential", "vectorized")
 CONTENDERS = ("plain", "centralised", "flower", *ENGINES)
+AIMS = {  # least ratio of ours to a contender's samples a second
+    ("mlp", 10): {"plain": 2.2, "flower": 2.5},
+    ("mlp", 50): {"plain": 2.0, "flower": 6.0},
+    ("cnn", 10): {"plain": 2.0},
+    ("cnn", 50): {"plain": 1.3},
+}
 MEGABYTE = 2**20
 
 
@@ -96,6 +102,22 @@ def compare(
         ratio = "" if name == "ours" else f"   ours / it {middle['ours'] / middle[name]:5.2f}"
         print(f"  {label:18} {middle[name]:9.0f} samples/s  ({low:.0f} to {high:.0f}){ratio}")
     return middle["ours"], entries
+
+
+def markdown(entries: Sequence[dict[str, Any]]) -> str:
+    """The figures as a table, an aim beside the ratio that it is for."""
+    contenders = list(dict.fromkeys(entry["contender"] for entry in entries))
+    heads = ["model, batch", "ours, samples/s", *(f"ours / {name}" for name in contenders)]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for work in dict.fromkeys((entry["model"], entry["batch_size"]) for entry in entries):
+        found = {e["contender"]: e for e in entries if (e["model"], e["batch_size"]) == work}
+        any_one = next(iter(found.values()))
+        cells = [f"{work[0]}, {work[1]}", f"{any_one['ratio'] * any_one['samples_per_second']:,.0f}"]
+        for name in contenders:
+            aim = AIMS.get(work, {}).get(name)
+            cells.append(f"{found[name]['ratio']:.2f}" + (f" (aim {aim})" if aim else ""))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def scale(
@@ -256,6 +278,7 @@ def main() -> int:
                 f"  ours reaches {rate * cost / peak:.0%} of the GEMM peak ({cost / 1e6:.2f} MFLOP a sample)"
             )
             found += entries
+        print("\n" + markdown(found))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0

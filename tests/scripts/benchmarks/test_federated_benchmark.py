@@ -14,6 +14,7 @@ import torch
 
 REPO = Path(__file__).parent.parent.parent.parent
 SCRIPT, WORKLOAD = "scripts/benchmarks/federated.py", "scripts/benchmarks/federated_workload.py"
+RECORD = REPO / "docs" / "results" / "benchmarks" / "federated.json"
 TINY = ["--clients", "4", "--per-round", "2", "--samples", "12", "--rounds", "1", "--repeats", "1"]
 
 
@@ -77,7 +78,21 @@ def test_the_json_has_an_entry_for_each_contender(
         for model in ("mlp", "cnn")
     }
     assert all(len(ours) == 1 for ours in products.values())  # ratio = ours / contender, of one measurement
-    assert "of the GEMM peak" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "of the GEMM peak" in printed
+    assert "| model, batch | ours, samples/s | ours / plain |" in printed
+
+
+def test_an_aim_stands_beside_the_ratio_that_it_is_for(load) -> None:
+    keys = ("model", "batch_size", "contender", "samples_per_second", "ratio")
+    values = [("mlp", 10, "plain", 100.0, 2.5), ("mlp", 10, "centralised", 500.0, 0.5)]
+    table = load(SCRIPT).markdown([dict(zip(keys, entry, strict=True)) for entry in values])
+    assert table.splitlines()[2] == "| mlp, 10 | 250 | 2.50 (aim 2.2) | 0.50 |"
+
+
+@pytest.mark.skipif(not RECORD.exists(), reason="a copied project has no record of the benchmark")
+def test_the_readme_shows_the_committed_figures(load) -> None:
+    assert load(SCRIPT).markdown(json.loads(RECORD.read_text())) in (REPO / "README.md").read_text()
 
 
 def test_scale_reports_each_size(
