@@ -93,6 +93,13 @@ class FederatedClient:
         reply = self.fit(inbox, state, data)
         return self.evaluate(Payload(model={**inbox.get("model", {}), **reply.get("model", {})}), state, data)
 
+    def restore(self, entries: dict[str, Tensor]) -> None:
+        """Initial values of the personal entries, as the run had them that wrote a checkpoint."""
+        with torch.no_grad():
+            for name, _, tensor in roles.entries(self._template):
+                if self.roles[name] == "personal" and name in entries:
+                    tensor.copy_(entries[name])
+
     # What the methods above are made of.
 
     def model(self, inbox: Payload, state: dict[str, Any]) -> LightningModule:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
 from shared.errors import UserError, suggest
 from shared.federated.codecs import Chain, Codec, Context, chain
-from shared.federated.errors import ClientError
+from shared.federated.errors import ClientError, WireError
 from shared.federated.node import Task
 from shared.federated.payload import Payload, Reply
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from shared.federated.module import FederatedModule
 
 log = logging.getLogger(__name__)
+Expected: TypeAlias = str | Sequence[str] | Mapping[str, str]
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Cohort:
         *,
         codec: Chain | Codec | Sequence[Codec] | None = None,
         phase: str | None = None,
-        expects: str | Sequence[str] = (),
+        expects: Expected = (),
         save_state: bool = True,
     ) -> list[Reply]:
         """Send `payload`, run `method` at every client, return the replies in ascending order of client ids.
@@ -69,7 +71,9 @@ class Cohort:
             payload: for all, or client -> its own.
             codec: of the replies; default: the server's `codec`.
             phase: the ledger's name of this exchange; default: `method`.
-            expects: groups that must come back as they were sent: no unknown key, no other shape.
+            expects: entries that must be in a reply. In a group every key must have been sent, as a tensor of
+                the same shape and kind (fewer keys are legal); a number must not be negative. A mapping
+                names the group that was sent where it has another name: {"delta_control": "control"}.
             save_state: False leaves every client's state as it was (evaluation).
 
         Clients that vanish, decline or are left out have no reply; the list may be empty.
@@ -96,6 +100,9 @@ class Cohort:
             )
             for client, message in self._messages(payload, phase or method)
         }
+        before = {}
+        if server.on_bad_reply == "exclude":
+            before = {client: server.states[client] for client, task in tasks.items() if task.save_state}
         sent = time.perf_counter()
         previous, node.up = node.up, node.up if codec is None else chain(codec)
         try:
@@ -106,10 +113,12 @@ class Cohort:
                 if outcome.client in vanishing:
                     self.record.dropped.add(outcome.client)
                     continue
-                reply = self._receive(outcome, tasks[outcome.client], phase or method, _names(expects))
+                reply = self._receive(outcome, tasks[outcome.client], phase or method, expects)
                 outcome.message = None  # the bytes of one reply at a time, beside what was decoded
                 if reply is not None:
                     replies.append(reply)
+                elif outcome.client in self.record.excluded and outcome.client in before:
+                    server.states[outcome.client] = before[outcome.client]
         finally:
             node.up = previous
         self.record.seconds["clients"] += worked - sent
@@ -160,16 +169,20 @@ class Cohort:
                 self._count(message, "down", client, phase)
                 yield client, message
 
-    def _receive(self, outcome: Any, task: Task, phase: str, expects: tuple[str, ...]) -> Reply | None:
+    def _receive(self, outcome: Any, task: Task, phase: str, expects: Expected) -> Reply | None:
         client = outcome.client
         if outcome.error:
             return self._bad(client, outcome.error)
         if outcome.message is None:
             return None
-        self._count(outcome.message, "up", client, phase)
         inbox = self.server.node.open(task.message)
         try:
             reply = Reply(client, self.server.node.up.decode(outcome.message, Context(inbox)))
+        except ClientError as error:
+            self._count(outcome.message, "up", client, phase, readable=not isinstance(error, WireError))
+            return self._bad(client, str(error))
+        self._count(outcome.message, "up", client, phase)
+        try:
             check(reply, inbox, expects)
         except ClientError as error:
             return self._bad(client, str(error))
@@ -185,39 +198,74 @@ class Cohort:
         log.warning("client %d is left out of round %d: %s", client, self.round, reason)
         self.record.excluded[client] = reason
 
-    def _count(self, message: bytes, direction: str, client: int, phase: str) -> None:
+    def _count(
+        self, message: bytes, direction: str, client: int, phase: str, *, readable: bool = True
+    ) -> None:
         self.record.bytes[direction] += self.server.ledger.count(
-            message, round=self.round, phase=phase, direction=direction, client=client
+            message, round=self.round, phase=phase, direction=direction, client=client, readable=readable
         )
 
 
-def check(reply: Reply, inbox: Payload, expects: Sequence[str]) -> None:
-    """Refuse values that are not finite, and in the groups `expects` keys or shapes that were not sent.
+def check(reply: Reply, inbox: Payload, expects: Expected = ()) -> None:
+    """Refuse numbers that are not finite, a bad `num_samples`, and what does not fit `expects`.
+
+    Metrics may be NaN: they are not aggregated.
 
     Raises:
         ClientError: with the entry's name.
     """
     for name, value in reply.flat().items():
-        if isinstance(value, Tensor) and value.is_floating_point() and not _finite(value):
+        if not name.startswith("metrics/") and not _finite(value):
             raise ClientError(f"'{name}' holds NaN or infinity.")
-    for group in expects:
-        if group not in reply:
+    if not isinstance(reply.get("metrics", {}), Mapping):
+        raise ClientError("'metrics' is no group of numbers.")
+    if "num_samples" in reply:
+        _check_number("num_samples", reply["num_samples"])
+    for name, source in _sources(expects).items():
+        if name not in reply:
             held = ", ".join(reply.entries) or "nothing"
-            raise ClientError(f"'{group}' was expected, but the reply holds {held}.")
-        sent = inbox.get(group, {})
-        for key, value in reply[group].items():
-            if key not in sent:
-                raise ClientError(f"'{group}/{key}' was not asked for.{suggest(key, sent)}")
-            if value.shape != sent[key].shape:
-                raise ClientError(
-                    f"'{group}/{key}' has shape {tuple(value.shape)}, expected {tuple(sent[key].shape)}."
-                )
+            raise ClientError(f"'{name}' was expected, but the reply holds {held}.")
+        sent = inbox.get(source)
+        if isinstance(reply[name], Mapping) or isinstance(sent, Mapping):
+            _check_group(name, reply[name], sent or {})
+        else:
+            _check_number(name, reply[name])
 
 
-def _finite(value: Tensor) -> bool:
+def _check_group(name: str, group: Any, sent: Mapping[str, Any]) -> None:
+    if not isinstance(group, Mapping):
+        raise ClientError(f"'{name}' was expected as a group of tensors, found a {type(group).__name__}.")
+    for key, value in group.items():
+        if key not in sent:
+            raise ClientError(f"'{name}/{key}' was not asked for.{suggest(key, sent)}")
+        if _form(value) != _form(sent[key]):
+            raise ClientError(f"'{name}/{key}' is {_form(value)}, expected {_form(sent[key])}.")
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise ClientError(f"'{name}' was expected as a number from 0 up, found {value!r:.60}.")
+
+
+def _form(value: Any) -> str:
+    """What two tensors must have alike to be averaged."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    kind = "floating-point" if value.is_floating_point() else "whole-number"
+    return f"a {kind} tensor of shape {tuple(value.shape)}"
+
+
+def _finite(value: Any) -> bool:
     """A finite sum proves it at a tenth of the cost; a sum may overflow, then every value is looked at."""
-    return bool(value.sum().isfinite()) or bool(value.isfinite().all())
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            return True
+        return bool(value.sum().isfinite()) or bool(value.isfinite().all())
+    return not isinstance(value, float) or math.isfinite(value)
 
 
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def _sources(expects: Expected) -> dict[str, str]:
+    """Name in the reply -> name in the inbox."""
+    if isinstance(expects, Mapping):
+        return dict(expects)
+    return {name: name for name in ([expects] if isinstance(expects, str) else expects)}

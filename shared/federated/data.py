@@ -274,7 +274,11 @@ class FederatedData(LightningDataModule):
 
     def identity(self) -> Mapping[str, Any]:
         """What must not differ when a run is resumed."""
-        return {"clients": len(self.clients), "partition": "-".join(own.hash for own in self.partitions)}
+        return {
+            "clients": len(self.clients),
+            "partition": "-".join(own.hash for own in self.partitions),
+            "rounds": self.rounds,
+        }
 
 
 def _each_task(partition: Partition | Sequence[Partition]) -> list[Partition]:

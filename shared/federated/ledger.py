@@ -22,9 +22,18 @@ class Ledger:
         self.rows: list[tuple[int, int, int, int, int]] = []
         self._index: dict[tuple, int] = {}
 
-    def count(self, message: bytes, *, round: int, phase: str, direction: str, client: int) -> int:
-        """Enter one message; returns its length."""
-        sizes = wire.sizes(message)
+    def count(
+        self,
+        message: bytes,
+        *,
+        round: int,
+        phase: str,
+        direction: str,
+        client: int,
+        readable: bool = True,
+    ) -> int:
+        """Enter one message; returns its length. All of one that is not readable counts as header."""
+        sizes = wire.sizes(message) if readable else {wire.HEADER: len(message)}
         profile = self._index.setdefault(tuple(sizes.items()), len(self.profiles))
         if profile == len(self.profiles):
             self.profiles.append(sizes)

@@ -42,13 +42,15 @@ class LocalTraining:
 
 @dataclass
 class Report:
-    """What local training did: optimiser steps, samples, learning rate (last and summed), momentum, means."""
+    """What local training did: optimiser steps, samples, learning rate (last and summed), means of the log;
+    momentum and class of the (first) optimiser."""
 
     steps: int = 0
     samples: int = 0
     lr: float = 0.0
     lr_sum: float = 0.0
     momentum: float = 0.0
+    optimizer: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
 
 

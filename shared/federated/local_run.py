@@ -82,6 +82,7 @@ class Run:
         trainer = self.trainer
         group = trainer.optimizers[0].param_groups[0] if trainer.optimizers else {}
         self.report.momentum = float(group.get("momentum", 0.0))
+        self.report.optimizer = type(trainer.optimizers[0]).__name__ if trainer.optimizers else ""
         self.report.steps = trainer.global_step
         self.report.metrics = self.recorder.means()
         return self.report

@@ -197,6 +197,7 @@ class FederatedModule(LightningModule):
 
     def training_step(self, batch: Round, batch_idx: int) -> None:
         number, clients = batch
+        self._check_cohort(number, clients)
         self.client.device = self.device
         cohort = Cohort(self, number, clients)
         with isolated(self.seed, "server", number, device=self.device):
@@ -236,15 +237,24 @@ class FederatedModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saving.restore(self, checkpoint.get("federated"))
-        totals = {which: self.ledger.total(direction=which) for which in self.traffic}
-        for which in self.traffic:
-            self.traffic[which] = totals[which] - self.ledger.total(direction=which, phase="evaluate")
+        self.client.restore(
+            {
+                name.removeprefix("model."): value
+                for name, value in checkpoint["state_dict"].items()
+                if name.startswith("model.")
+            }
+        )
+        planned = self.data.rounds * (self.trainer.max_epochs or 1)
+        if self.trainer.state.fn == "fit" and checkpoint["global_step"] >= planned:
+            log.warning("all %d rounds are done in this checkpoint: there is nothing to train.", planned)
 
     def identity(self) -> dict[str, Any]:
         """What a resumed run must share with the one that wrote the checkpoint."""
         return {
             "algorithm": f"{type(self).__module__}.{type(self).__qualname__}",
             "client": f"{type(self.client).__module__}.{type(self.client).__qualname__}",
+            "training": repr(self.client.training),
+            "seed": self.seed,
             "codec": repr(self.up),
             "down_codec": repr(self.down),
             **self.states.identity(),
@@ -276,6 +286,17 @@ class FederatedModule(LightningModule):
     def teardown(self, stage: str) -> None:
         if hasattr(self.engine, "close"):
             self.engine.close()
+
+    def _check_cohort(self, number: int, clients: list[int]) -> None:
+        known, held_out = len(self.data.partitions[0]), set(self.data.held_out)
+        wrong = sorted({c for c in clients if not 0 <= c < known or c in held_out})
+        if wrong:
+            raise UserError(
+                f"the sampler drew for round {number} clients that do not train: {wrong}; expected some of "
+                f"0 to {known - 1}, without held_out."
+            )
+        if len(set(clients)) < len(clients):
+            raise UserError(f"the sampler drew a client twice for round {number}: {clients}.")
 
     def _evaluate(self, hook: str, prefix: str) -> None:
         if is_overridden(hook, self.model):

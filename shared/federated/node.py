@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shared.errors import UserError
 from shared.federated.client import FederatedClient
 from shared.federated.codecs import Chain, Context
 from shared.federated.data import ClientData, FederatedData
@@ -93,8 +94,14 @@ class Node:
         """Encode a reply; stateful codecs keep their memory in `state`."""
         if payload is None:
             return None
+        if not isinstance(payload, Payload):
+            kind = type(payload).__name__
+            raise ClientError(f"{task.method} returned a {kind}; expected a Payload, or None.")
         stream = generator(self.seed, "codec", task.client, task.round, task.method)
-        return self.up.encode(payload, Context(inbox, state, stream))
+        try:
+            return self.up.encode(payload, Context(inbox, state, stream))
+        except UserError as error:  # a tensor that has no safe format
+            raise ClientError(str(error)) from error
 
     @contextlib.contextmanager
     def randomness(self, task: Task) -> Iterator[None]:

@@ -56,12 +56,13 @@ class Partition:
 
     def save(self, path: Path) -> None:
         """One npz file: all places in a row, the clients' sizes, the hash."""
-        np.savez_compressed(
-            path,
-            places=np.concatenate([*self.places, np.empty(0, np.int64)]),
-            sizes=self.sizes,
-            hash=np.array(self.hash),
-        )
+        with open(path, "wb") as file:  # numpy adds ".npz" to the name of a file that it opens itself
+            np.savez_compressed(
+                file,
+                places=np.concatenate([*self.places, np.empty(0, np.int64)]),
+                sizes=self.sizes,
+                hash=np.array(self.hash),
+            )
 
     @classmethod
     def load(cls, path: Path) -> Partition:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,10 +25,10 @@ class Payload:
         self.entries: dict[str, Any] = {name: _checked(name, value) for name, value in entries.items()}
 
     @classmethod
-    def from_flat(cls, flat: Mapping[str, Leaf]) -> Payload:
-        """The inverse of `flat()`; groups that were empty are gone."""
+    def from_flat(cls, flat: Mapping[str, Leaf], empty: Iterable[str] = ()) -> Payload:
+        """The inverse of `flat()` and `empty()`."""
         payload = cls()
-        for name, value in flat.items():
+        for name, value in [*flat.items(), *((name, {}) for name in empty)]:
             *groups, leaf = [_unescape(part) for part in name.split("/")]
             node = payload.entries
             for group in groups:
@@ -38,7 +38,11 @@ class Payload:
 
     def flat(self) -> dict[str, Leaf]:
         """Every leaf by its flat name."""
-        return dict(_walk(self.entries, ""))
+        return {name: value for name, value in _walk(self.entries, "") if not isinstance(value, Mapping)}
+
+    def empty(self) -> list[str]:
+        """Flat names of the groups that hold nothing."""
+        return [name for name, value in _walk(self.entries, "") if isinstance(value, Mapping)]
 
     def plus(self, **entries: Any) -> Payload:
         """A payload with these entries added or replaced."""
@@ -91,10 +95,11 @@ def _checked(name: str, value: Any) -> Any:
     )
 
 
-def _walk(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Leaf]]:
+def _walk(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Leaves and empty groups."""
     for key, value in node.items():
         name = prefix + _escape(key)
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _walk(value, name + "/")
         else:
             yield name, value

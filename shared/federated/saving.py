@@ -21,6 +21,7 @@ def content(module: FederatedModule) -> dict[str, Any]:
         "identity": module.identity(),
         "states": module.states.state_dict(),
         "ledger": module.ledger.state_dict(),
+        "traffic": dict(module.traffic),
         "engine": module.engine.state_dict() if hasattr(module.engine, "state_dict") else {},
         "server": {
             name: trees.checked(getattr(module, name), f"{where}.{name}") for name in module.server_state
@@ -49,6 +50,7 @@ def restore(module: FederatedModule, saved: dict[str, Any] | None) -> None:
         )
     module.states.load_state_dict(saved["states"])
     module.ledger.load_state_dict(saved["ledger"])
+    module.traffic = dict(saved["traffic"])
     if saved.get("engine") and hasattr(module.engine, "load_state_dict"):
         module.engine.load_state_dict(saved["engine"])
     for name, value in saved["server"].items():

@@ -22,7 +22,8 @@ class FedAvg(FederatedModule):
         self.weights = weights
 
     def round(self, cohort: Cohort) -> None:
-        replies = cohort.call("fit", self.broadcast(), expects="model")
+        weight = (self.weights,) if isinstance(self.weights, str) else ()
+        replies = cohort.call("fit", self.broadcast(), expects=("model", *weight))
         self.update(weighted_mean(replies, "model", by=self.weights))
 
 

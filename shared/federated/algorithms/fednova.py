@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
+from shared.errors import UserError
 from shared.federated.aggregate import total, weighted_mean
 from shared.federated.client import FederatedClient
 from shared.federated.cohort import Cohort
@@ -20,6 +21,8 @@ class NovaClient(FederatedClient):
         self, model: LightningModule, state: dict[str, Any], data: ClientData, report: Report
     ) -> Payload:
         payload = super().result(model, state, data, report)
+        if report.optimizer != "SGD":
+            raise UserError(f"FedNova is defined for SGD with or without momentum; found {report.optimizer}.")
         return payload.plus(normaliser=normaliser(report.steps, report.momentum))
 
 
@@ -41,7 +44,7 @@ class FedNova(FederatedModule):
     Client = NovaClient
 
     def round(self, cohort: Cohort) -> None:
-        replies = cohort.call("fit", self.broadcast(), expects="model")
+        replies = cohort.call("fit", self.broadcast(), expects=("model", "num_samples", "normaliser"))
         n = total(replies, "num_samples")
         walked = sum(reply["num_samples"] * reply["normaliser"] for reply in replies)  # n * tau_eff
         weights = {r.client: r["num_samples"] * (walked / (n * r["normaliser"])) for r in replies}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shared.errors import UserError
 from shared.federated.aggregate import weighted_mean
 from shared.federated.client import FederatedClient
 from shared.federated.cohort import Cohort
@@ -23,6 +24,11 @@ class ScaffoldClient(FederatedClient):
         own = state.setdefault("control", {name: torch.zeros_like(value) for name, value in c.items()})
         model = self.model(inbox, state)
         report = self.train(model, inbox, state, data)
+        if report.optimizer != "SGD":
+            raise UserError(
+                "SCAFFOLD reads a client's mean gradient from the distance that SGD walked; found "
+                f"{report.optimizer}."
+            )
         y = self.shared(model)
         new = {name: own[name] - c[name] + (x[name] - y[name].cpu()) / report.lr_sum for name in c}
         state["control"] = new
@@ -58,7 +64,8 @@ class Scaffold(FederatedModule):
         return super().broadcast().plus(control=self.control)
 
     def round(self, cohort: Cohort) -> None:
-        replies = cohort.call("fit", self.broadcast(), expects="model")
+        expected = {"model": "model", "delta_control": "control"}
+        replies = cohort.call("fit", self.broadcast(), expects=expected)
         self.update(weighted_mean(replies, "model", by=None))
         share = len(replies) / len(self.data.training_clients)
         for name, delta in weighted_mean(replies, "delta_control", by=None).items():

@@ -110,7 +110,7 @@ class Chain:
             tensors, steps = _apply(codec, tensors, context)
             plan += [[position, *step] for step in steps]
         # Python numbers travel as 8 bytes each, under their own name.
-        meta = {"strings": strings, "numbers": list(numbers), "plan": plan}
+        meta = {"strings": strings, "numbers": list(numbers), "plan": plan, "empty": payload.empty()}
         return wire.pack({**tensors, **numbers}, {key: value for key, value in meta.items() if value})
 
     def decode(self, message: bytes, context: Context | None = None) -> Payload:
@@ -128,7 +128,8 @@ class Chain:
                 tensors[name] = self.codecs[position].decode(name, parts, info, context)
             flat: dict[str, Leaf] = {**tensors, **meta.get("strings", {})}
             flat |= {name: flat[name].item() for name in meta.get("numbers", [])}
-            return Payload.from_flat({name: flat[name] for name in [*order, *meta.get("strings", {})]})
+            ordered = {name: flat[name] for name in [*order, *meta.get("strings", {})]}
+            return Payload.from_flat(ordered, meta.get("empty", []))
         except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
             raise WireError(
                 f"a message does not fit its receiver's {self} ({type(error).__name__}: {error}). "

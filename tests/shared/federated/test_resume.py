@@ -17,7 +17,7 @@ from shared.federated.codecs.quantise import Uniform
 from shared.federated.codecs.sparse import TopK
 from shared.federated.data import FederatedData
 from shared.federated.local import LocalTraining
-from shared.federated.sampling import uniform
+from shared.federated.sampling import predrawn, uniform
 from shared.training.config import BaseConfig, compose
 from shared.training.experiment import Experiment, Interrupted, run_experiment
 
@@ -152,6 +152,68 @@ def test_another_partition_algorithm_or_codec_is_refused_with_the_difference(fed
         run(make(fed, lambda: Scaffold(fed.classifier())), tmp_path)
     with pytest.raises(UserError, match=r"codec: .*Uniform\(bits=4"):
         run(make(fed, lambda: FedAvg(fed.classifier(), codec=Uniform(4))), tmp_path)
+
+
+@pytest.mark.parametrize("differs", ["training", "seed", "rounds"])
+def test_other_local_training_seed_or_length_is_refused(fed, tmp_path, differs):
+    def build(changed):
+        def made(config):
+            settings = {"training": LocalTraining(max_epochs=2 if changed == "training" else 1)}
+            settings["seed"] = 5 if changed == "seed" else 0
+            data = fed.federation(rounds=4 if changed == "rounds" else 3)
+            return Experiment(FedAvg(fed.classifier(), **settings), data)
+
+        return made
+
+    with pytest.raises(Interrupted):
+        run(build(None), tmp_path, stop_after=1)
+    with pytest.raises(UserError, match=rf"cannot be resumed.*{differs}: "):
+        run(build(differs), tmp_path)
+
+
+def test_initial_values_that_stay_at_clients_come_from_the_checkpoint(fed, tmp_path):
+    """A second process may initialise its module otherwise: clients that have not trained must not see it."""
+
+    def build(seed):
+        def made(config):
+            data = fed.federation(rounds=4, sampler=predrawn([[0], [0], [1], [2]]))
+            return Experiment(FedBN(fed.classifier(seed, norm=True)), data)
+
+        return made
+
+    straight = run(build(0), tmp_path / "straight")
+    with pytest.raises(Interrupted):
+        run(build(0), tmp_path / "resumed", stop_after=2)
+    assert run(build(1), tmp_path / "resumed") == straight
+    for part in ("state_dict", "federated"):
+        same(checkpoint(tmp_path / "resumed")[part], checkpoint(tmp_path / "straight")[part])
+
+
+def test_traffic_of_evaluation_inside_a_round_is_not_told_twice_after_resuming(fed, tmp_path):
+    class Validating(FedAvg):
+        def round(self, cohort):
+            super().round(cohort)
+            cohort.call("evaluate", self.broadcast(), save_state=False)
+
+    def build(config):
+        data = fed.federation(rounds=4, client_test=(fed.samples(96), fed.federation().partitions[0]))
+        built.append(Validating(fed.classifier()))
+        return Experiment(built[-1], data)
+
+    built = []
+    run(build, tmp_path / "straight")
+    with pytest.raises(Interrupted):
+        run(build, tmp_path / "resumed", stop_after=2)
+    run(build, tmp_path / "resumed")
+    assert built[0].traffic == built[-1].traffic and built[0].traffic["down"] > 0
+
+
+def test_a_finished_checkpoint_says_so(fed, tmp_path, caplog):
+    first = fed.trainer()
+    first.fit(FedAvg(fed.classifier()), datamodule=fed.federation())
+    first.save_checkpoint(tmp_path / "done.ckpt")
+    fed.trainer().fit(FedAvg(fed.classifier()), datamodule=fed.federation(), ckpt_path=tmp_path / "done.ckpt")
+    assert "all 3 rounds are done" in caplog.text
 
 
 def test_evaluation_leaves_no_trace(fed, tmp_path):

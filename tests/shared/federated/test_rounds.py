@@ -24,7 +24,6 @@ from shared.federated.algorithms.scaffold import Scaffold
 from shared.federated.client import FederatedClient
 from shared.federated.codecs.noise import Clip, Gaussian
 from shared.federated.data import ClientData
-from shared.federated.errors import ClientError
 from shared.federated.local import LocalTraining
 from shared.federated.module import FederatedModule
 from shared.federated.payload import Payload
@@ -442,106 +441,6 @@ def test_frozen_entries_exist_once_and_never_travel(fed):
     assert copy_.net[3].weight.data_ptr() != net.net[3].weight.data_ptr()
     module = fed.fit(FedAvg(client), fed.federation(rounds=1))
     assert "model/net.0.weight" not in module.ledger.by("name")
-
-
-class Broken(FederatedClient):
-    """Client 1 sends something unusable."""
-
-    damage = "nan"
-
-    def fit(self, inbox, state, data):
-        reply = super().fit(inbox, state, data)
-        if data.client != 1:
-            return reply
-        model = dict(reply["model"])
-        if self.damage == "nan":
-            model["net.0.bias"] = torch.full((8,), float("nan"))
-        if self.damage == "key":
-            model["net.0.bais"] = model.pop("net.0.bias")
-        if self.damage == "shape":
-            model["net.0.bias"] = torch.zeros(9)
-        if self.damage == "group":
-            return Payload(weights=model, num_samples=1)
-        return reply.plus(model=model)
-
-
-REASONS = {
-    "nan": r"'model/net.0.bias' holds NaN",
-    "key": r"'model/net.0.bais' was not asked for. Did you mean 'net.0.bias'\?",
-    "shape": r"has shape \(9,\), expected \(8,\)",
-    "group": r"'model' was expected, but the reply holds weights, num_samples",
-}
-
-
-@pytest.mark.parametrize("damage", REASONS)
-def test_bad_replies_are_named_or_left_out(fed, damage, caplog):
-    client = Broken(fed.classifier())
-    client.damage = damage
-    with pytest.raises(ClientError, match=rf"client 1, round 0: .*{REASONS[damage]}"):
-        fed.fit(FedAvg(client), fed.federation())
-    client = Broken(fed.classifier())
-    client.damage = damage
-    module = fed.fit(FedAvg(client, on_bad_reply="exclude"), fed.federation())
-    others = fed.fit(FedAvg(fed.classifier()), fed.federation(sampler=sampling.predrawn([[0, 2, 3]])))
-    assert fed.equal(fed.entries(module), fed.entries(others))
-    assert "client 1 is left out of round 0" in caplog.text
-
-
-def test_altered_replies_are_named(fed):
-    class Tampering:
-        def run(self, tasks, node):
-            outcomes = [node.run(task) for task in tasks]
-            outcomes[2].message = outcomes[2].message[:-3] + b"abc"
-            return outcomes
-
-    with pytest.raises(ClientError, match="client 2, round 0: .*truncated or altered"):
-        fed.fit(FedAvg(fed.classifier(), engine=Tampering()), fed.federation())
-
-
-def test_empty_clients_and_single_samples_are_explained(fed):
-    with pytest.raises(ClientError, match="client 1, round 0: it has no training sample"):
-        fed.fit(FedAvg(fed.classifier()), fed.federation(sizes=(8, 0, 8)))
-    with pytest.raises(ClientError, match="client 1, round 0: a batch of one sample met batch normalisation"):
-        fed.fit(FedAvg(fed.classifier(norm=True)), fed.federation(sizes=(8, 1, 8)))
-    fed.fit(FedAvg(fed.classifier()), fed.federation(sizes=(8, 1, 8)))  # without BatchNorm: fine
-
-
-def test_mistakes_are_explained(fed):
-    class Calls(FederatedModule):
-        def round(self, cohort):
-            cohort.call("fti", Payload())
-
-    with pytest.raises(UserError, match=r"no method 'fti'. Did you mean 'fit'\?"):
-        fed.fit(Calls(fed.classifier()), fed.federation())
-    with pytest.raises(UserError, match="found a Linear"):
-        FedAvg(nn.Linear(1, 1))
-    with pytest.raises(UserError, match="unknown engine 'sequental'.*sequential"):
-        FedAvg(fed.classifier(), engine="sequental")
-    with pytest.raises(UserError, match="unknown target"):
-        FedAvg(fed.classifier(), targets=("global",))
-    with pytest.raises(UserError, match="raise or exclude"):
-        FedAvg(fed.classifier(), on_bad_reply="ignore")
-    with pytest.raises(UserError, match="buffers takes"):
-        FedAvg(fed.classifier(), buffers="averaged")
-    with pytest.raises(UserError, match="give these to the FederatedClient itself"):
-        FedAvg(FederatedClient(fed.classifier()), training=LocalTraining())
-    with pytest.raises(UserError, match="a ProxClient"):
-        FedProx(FederatedClient(fed.classifier()), mu=0.1)
-    with pytest.raises(AttributeError, match="no_such"):
-        Moon(fed.classifier(), head="no_such")
-    module = FedAvg(fed.classifier())
-    with pytest.raises(UserError, match="cannot load 'net.9'"):
-        module.load({"net.9": torch.zeros(1)})
-
-
-def test_errors_in_client_code_say_where(fed):
-    class Buggy(FederatedClient):
-        def fit(self, inbox, state, data):
-            return 1 / (2 - data.client)
-
-    with pytest.raises(ZeroDivisionError) as caught:
-        fed.fit(FedAvg(Buggy(fed.classifier())), fed.federation(sampler=sampling.predrawn([[2]])))
-    assert "in fit of client 2, round 0" in caught.value.__notes__
 
 
 def test_any_module_federates_in_mixed_precision_of_the_trainer(fed):

@@ -26,6 +26,8 @@ def test_nested_names_scalars_and_every_dtype_survive():
         model=tensors,
         prototypes={3: torch.arange(4.0), 11: {"deep/er#x~": torch.tensor(7)}},
         empty=torch.zeros(0, 5),
+        first_round={},
+        deep={"in/side": {}},
         n=600,
         lr=0.1,
         big=2**62 + 1,
@@ -39,6 +41,7 @@ def test_nested_names_scalars_and_every_dtype_survive():
     assert torch.equal(got["prototypes"]["11"]["deep/er#x~"], torch.tensor(7))
     assert got["prototypes"]["11"]["deep/er#x~"].shape == ()
     assert got["empty"].shape == (0, 5)
+    assert got["first_round"] == {} and got["deep"] == {"in/side": {}}
     assert (got["n"], got["lr"], got["big"], got["flag"], got["text"]) == (600, 0.1, 2**62 + 1, True, "ü")
     assert isinstance(got["n"], int) and np.isnan(got["nan"])
 

@@ -347,7 +347,7 @@ class Faulty(FederatedClient):
     [
         ("NaN", "NaN or infinity"),
         ("keys", "was not asked for"),
-        ("shapes", "has shape"),
+        ("shapes", r"is a .* of shape \(1, 5\), expected"),
         ("crash", "RuntimeError: the disk is full .*client 2, round 1"),
         ("battery", "my battery is empty"),
     ],
