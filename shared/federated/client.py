@@ -93,12 +93,11 @@ class FederatedClient:
         reply = self.fit(inbox, state, data)
         return self.evaluate(Payload(model={**inbox.get("model", {}), **reply.get("model", {})}), state, data)
 
-    def restore(self, entries: dict[str, Tensor]) -> None:
-        """Initial values of the personal entries, as the run had them that wrote a checkpoint."""
-        with torch.no_grad():
-            for name, _, tensor in roles.entries(self._template):
-                if self.roles[name] == "personal" and name in entries:
-                    tensor.copy_(entries[name])
+    @property
+    def initial(self) -> dict[str, Tensor]:
+        """Values of the personal entries before any training: what a client starts from."""
+        own = roles.entries(self._template)
+        return {name: tensor.detach() for name, _, tensor in own if self.roles[name] == "personal"}
 
     # What the methods above are made of.
 

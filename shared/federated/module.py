@@ -237,13 +237,6 @@ class FederatedModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saving.restore(self, checkpoint.get("federated"))
-        self.client.restore(
-            {
-                name.removeprefix("model."): value
-                for name, value in checkpoint["state_dict"].items()
-                if name.startswith("model.")
-            }
-        )
         planned = self.data.rounds * (self.trainer.max_epochs or 1)
         if self.trainer.state.fn == "fit" and checkpoint["global_step"] >= planned:
             log.warning("all %d rounds are done in this checkpoint: there is nothing to train.", planned)

@@ -56,7 +56,7 @@ class Partition:
 
     def save(self, path: Path) -> None:
         """One npz file: all places in a row, the clients' sizes, the hash."""
-        with open(path, "wb") as file:  # numpy adds ".npz" to the name of a file that it opens itself
+        with Path(path).open("wb") as file:  # numpy adds ".npz" to the name of a file that it opens itself
             np.savez_compressed(
                 file,
                 places=np.concatenate([*self.places, np.empty(0, np.int64)]),

@@ -22,6 +22,7 @@ def content(module: FederatedModule) -> dict[str, Any]:
         "states": module.states.state_dict(),
         "ledger": module.ledger.state_dict(),
         "traffic": dict(module.traffic),
+        "initial": {name: value.clone() for name, value in module.client.initial.items()},
         "engine": module.engine.state_dict() if hasattr(module.engine, "state_dict") else {},
         "server": {
             name: trees.checked(getattr(module, name), f"{where}.{name}") for name in module.server_state
@@ -51,6 +52,8 @@ def restore(module: FederatedModule, saved: dict[str, Any] | None) -> None:
     module.states.load_state_dict(saved["states"])
     module.ledger.load_state_dict(saved["ledger"])
     module.traffic = dict(saved["traffic"])
+    for name, tensor in module.client.initial.items():
+        tensor.copy_(saved["initial"][name])
     if saved.get("engine") and hasattr(module.engine, "load_state_dict"):
         module.engine.load_state_dict(saved["engine"])
     for name, value in saved["server"].items():

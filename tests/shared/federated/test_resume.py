@@ -166,7 +166,7 @@ def test_other_local_training_seed_or_length_is_refused(fed, tmp_path, differs):
         return made
 
     with pytest.raises(Interrupted):
-        run(build(None), tmp_path, stop_after=1)
+        run(build(None), tmp_path, stop_after=2)
     with pytest.raises(UserError, match=rf"cannot be resumed.*{differs}: "):
         run(build(differs), tmp_path)
 
