@@ -1,0 +1,1 @@
+"""Episodes and where their images come from."""
